@@ -1,29 +1,38 @@
 """Changes of a running job: how long until they are in force on all ranks, and whether on all at one step.
 
-    python bench/control.py [--changes N] [--only NAME] [--storm N [--rate R] [--seed S]] [--json]
+    python bench/control.py [--changes N] [--only NAME] [--within-min M] [--json]
+    python bench/control.py --only storm --storm N [--rate R] [--seed S]
 
 A real `loom up`, real DDP workers on gloo. A change takes from the PATCH to the end of the first step that
 used it on the slowest rank, by the workers' own logs. `cost` asks for ten changes a second, in every other
 block of one run, of a job that computes all the time, and compares the CPU time its steps took. `--storm`
 changes a job while everything around it is killed at random, and believes only what the ranks noted
 (support/storm.py); it takes minutes and is not run by default.
+
+Takes about 10 min on two cores. No change is requested after the limit (--within-min), and a job that does
+not start in time is reported as that: what was measured until then is printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from bisect import bisect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from support.launchers import WORKLOADS
+from support.launchers import WORKLOADS, wait_for
 from support.steering import PARTS, Cluster, ask, cluster, connect, outcome
 from support.storm import storm
 from support.table import emit, progress
+
+T = TypeVar("T")
 
 SHAPES = {
     "2 workers, 5 ms": (2, 5.0),
@@ -39,6 +48,13 @@ BLOCK_S = 8.0
 RATE = 10.0
 _WARM = 3
 """Changes that are not counted: the first ones load code and open connections everywhere."""
+_FEWEST = 40
+"""Steps of every rank before the first change."""
+START_WITHIN_S = 180.0
+
+
+class NotStarted(Exception):
+    """The job did not come to be changed."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +77,14 @@ class Job:
         flags = ("--nproc-per-node", str(workers), script, str(self.notes), "--step-ms", str(step_ms), *more)
         self.name = made.loom("submit", *flags).split()[-1]
         self.client = connect(made)
-        while sum(1 for _ in self.rows()) < 40 * workers:
-            time.sleep(0.1)
+        if not wait_for(lambda: self._steps() >= _FEWEST, START_WITHIN_S, every_s=0.2):
+            raise NotStarted(f"a rank had not made {_FEWEST} steps {START_WITHIN_S:g} s after the start")
+
+    def _steps(self) -> int:
+        """Of the rank that has made the fewest; 0 while one of them has noted nothing."""
+        notes = list(self.notes.iterdir())
+        made = [path.read_bytes().count(b"\n") for path in notes]
+        return min(made) if len(made) >= self.workers else 0
 
     def rows(self) -> Iterator[Row]:
         for path in self.notes.iterdir():
@@ -84,17 +106,19 @@ class Job:
     def outcome(self, operation: str) -> dict[str, Any]:
         return outcome(self.client, self.name, operation)
 
-    def first_use(self) -> dict[float, dict[int, Row]]:
-        """By value and rank the first step that used it."""
-        found: dict[float, dict[int, Row]] = {}
-        for row in sorted(self.rows(), key=lambda row: row.step):
-            found.setdefault(row.value, {}).setdefault(row.rank, row)
-        return found
+
+def first_use(rows: dict[int, list[Row]]) -> dict[float, dict[int, Row]]:
+    """By value and rank the first step that used it."""
+    found: dict[float, dict[int, Row]] = {}
+    for rank, mine in rows.items():
+        for row in mine:
+            found.setdefault(row.value, {}).setdefault(rank, row)
+    return found
 
 
 def agree(job: Job, told: dict[float, dict[str, Any]]) -> int:
     """How many outcomes contradict what the ranks noted. Of several at one step only the last is seen."""
-    used, wrong = job.first_use(), 0
+    used, wrong = first_use(job.by_rank()), 0
     last = {o["at_step"]: value for value, o in sorted(told.items()) if o["state"] == "applied"}
     for value, end in told.items():
         ranks = used.get(value, {})
@@ -109,7 +133,7 @@ def values() -> Iterator[float]:
     return (0.2 + number / 10_000 for number in itertools.count())
 
 
-def measure(name: str, changes: int) -> dict[str, object]:
+def measure(name: str, changes: int, until: float) -> dict[str, object]:
     workers, step_ms = SHAPES[name]
     with cluster() as made:
         job = Job(made, workers, step_ms)
@@ -117,52 +141,57 @@ def measure(name: str, changes: int) -> dict[str, object]:
         told: dict[float, dict[str, Any]] = {}
         for value in itertools.islice(values(), _WARM + changes):
             time.sleep(random.uniform(0.0, 0.1))
+            if len(told) > _WARM and time.monotonic() > until:
+                break
             asked[value] = time.monotonic_ns()
             told[value] = job.outcome(job.ask(value))
         time.sleep(2 * step_ms / 1000 + 0.1)
-        used, real_ms = job.first_use(), _step_ms(job)
-        took = sorted(
-            (max(row.at_ns for row in used[value].values()) - asked[value]) / 1e6
-            for value in list(told)[_WARM:]
-            if told[value]["state"] == "applied"
-        )
-        steps = sorted(
-            _steps_until(job, asked[value], used[value])
-            for value in list(told)[_WARM:]
-            if told[value]["state"] == "applied"
-        )
+        rows = job.by_rank()
+        used, real_ms = first_use(rows), _step_ms(rows)
+        counted = [value for value in list(told)[_WARM:] if told[value]["state"] == "applied"]
+        took = sorted((max(r.at_ns for r in used[v].values()) - asked[v]) / 1e6 for v in counted)
+        steps = sorted(_steps_until(rows, asked[v], used[v]) for v in counted)
         return {
             "what": name,
             "n": len(took),
             "not applied": sum(o["state"] != "applied" for o in told.values()),
             "contradicted": agree(job, told),
             "step_ms": round(real_ms, 1),
-            "median_ms": round(took[len(took) // 2]),
-            "p99_ms": round(took[min(len(took) - 1, int(0.99 * len(took)))]),
+            "p50_ms": round(percentile(took, 0.5)),
+            "p99_ms": round(percentile(took, 0.99)),
             "worst_ms": round(took[-1]),
-            "median_steps": steps[len(steps) // 2],
-            "p99_steps": steps[min(len(steps) - 1, int(0.99 * len(steps)))],
+            "p50_steps": percentile(steps, 0.5),
+            "p99_steps": percentile(steps, 0.99),
             "goal_ms": round(3 * real_ms + 100),
             "again": sum(o["attempts"] > 1 for o in told.values()),
         }
 
 
-def _steps_until(job: Job, asked_ns: int, used: dict[int, Row]) -> int:
+def percentile(ordered: Sequence[T], share: float) -> T:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def _steps_until(rows: dict[int, list[Row]], asked_ns: int, used: dict[int, Row]) -> int:
     """Steps that ended after the request, up to the one that used the value, on the slowest rank."""
     return max(
-        sum(asked_ns < row.at_ns <= used[rank].at_ns for row in rows)
-        for rank, rows in job.by_rank().items()
-        if rank in used
+        bisect(rows[rank], row.at_ns, key=_at) - bisect(rows[rank], asked_ns, key=_at)
+        for rank, row in used.items()
     )
 
 
-def _step_ms(job: Job) -> float:
+def _at(row: Row) -> int:
+    return row.at_ns
+
+
+def _step_ms(rows: dict[int, list[Row]]) -> float:
     """The median step, which on a busy machine is longer than was asked for."""
-    rows = job.by_rank().values()
-    return statistics.median(b.at_ns - a.at_ns for row in rows for a, b in itertools.pairwise(row)) / 1e6
+    return (
+        statistics.median(b.at_ns - a.at_ns for mine in rows.values() for a, b in itertools.pairwise(mine))
+        / 1e6
+    )
 
 
-def cost(what: str, pairs: int) -> dict[str, object]:
+def cost(what: str, pairs: int, until: float) -> dict[str, object]:
     """What ten changes a second cost the training, and who else pays; blocks without and with them.
 
     Beside steps that compute, some that sleep: their own CPU time is small and hardly varies, so that ours is
@@ -176,6 +205,8 @@ def cost(what: str, pairs: int) -> dict[str, object]:
         busy: list[float] = []
         shares: dict[str, list[float]] = {part: [] for part in PARTS}
         for _ in range(pairs):
+            if quiet and time.monotonic() > until:
+                break
             began_ns = _sleep(BLOCK_S)
             quiet.append(_cpu_ms(job, began_ns))
             before, began_ns = {part: made.cpu_s(part) for part in PARTS}, time.monotonic_ns()
@@ -230,34 +261,51 @@ def main() -> None:
     parser.add_argument("--storm", type=int, default=0, metavar="N", help="changes amid kills")
     parser.add_argument("--rate", type=float, default=2.0, help="changes a second of the storm")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--within-min", type=float, default=20.0, help="no change begins after this time")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = []
-    for name in SHAPES:
-        if args.only in (None, name):
-            progress(name)
-            rows.append(measure(name, args.changes))
+    until = time.monotonic() + 60 * args.within_min
     title = "Steering: from the request to the step that used it on every rank"
     notes = [
         "goal_ms is three of the median steps and 100 ms; contradicted must be 0",
         f"the first {_WARM} changes are not counted; again: how many needed more than one try",
     ]
-    if rows:
-        emit(title, rows, notes, args.json)
+    chosen = [name for name in SHAPES if args.only in (None, name)]
+    if chosen:
+        _emit(title, notes, {n: partial(measure, n, args.changes, until) for n in chosen}, until, args.json)
     if args.only in (None, COST):
-        rows = []
-        for what in COSTS:
-            progress(f"{COST}: {what}")
-            rows.append(cost(what, args.pairs))
         notes = [
             f"CPU of the training processes, blocks in turn; more_%: of the {STEP_MS:g} ms of a step",
             "the goal is 2 %",
         ]
-        emit(f"Steering: what {RATE:g} changes a second cost", rows, notes, args.json)
+        title = f"Steering: what {RATE:g} changes a second cost"
+        _emit(title, notes, {w: partial(cost, w, args.pairs, until) for w in COSTS}, until, args.json)
     if args.storm:
         progress("storm")
         notes = ["no outcome, ranks differ and contradicted must be 0"]
         emit("Steering amid kills", [storm(args.storm, args.rate, args.seed)], notes, args.json)
+
+
+def _emit(
+    title: str,
+    notes: list[str],
+    parts: dict[str, Callable[[], Mapping[str, object]]],
+    until: float,
+    as_json: bool,
+) -> None:
+    """Measure row by row and print what there is when the time is up, or when somebody interrupts."""
+    rows, notes = [], list(notes)
+    with contextlib.suppress(KeyboardInterrupt):
+        for name, measured in parts.items():
+            if time.monotonic() > until:
+                notes.append(f"{name}: no time was left for it")
+                continue
+            progress(name)
+            try:
+                rows.append(measured())
+            except NotStarted as error:
+                notes.append(f"{name}: {error}")
+    emit(title, rows, notes, as_json)
 
 
 if __name__ == "__main__":

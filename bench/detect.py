@@ -2,9 +2,9 @@
 
     python bench/detect.py [--runs 2] [--sizes 2,4,8] [--faults kill,stop,…] [--benign-minutes 5]
                            [--torchrun 120] [--results FILE] [--report FILE] [--json]
-                           [--budget 480] [--at-once 6] [--markdown]
+                           [--budget 480] [--at-once 6] [--markdown] [--render docs/detection.md]
     python bench/detect.py --regime device [--ahead 1,10,100] [--runs 1] [--sizes 2] [--faults kernel,…]
-                           [--budget 480] [--at-once 4] [--markdown]
+                           [--budget 480] [--at-once 4] [--results FILE] [--markdown] [--render …]
 
 Every run is a real gloo job under a real `loom up`, hurt by `loom inject` on a rank and with a number from a
 seed that was not used for tuning (`--tuning` takes those). The truth is the injection, what counts is the
@@ -15,15 +15,16 @@ there is the worst that can happen. `--torchrun S` stops a worker under torchrun
 Results are appended to a file run by run: with the same FILE a run that was cut short goes on where it was.
 `--budget S` begins no run that would not end within S seconds, and lists those that were left out.
 `--at-once N` runs so many jobs side by side; those that compare the times of ranks run alone.
-All cases take some 15 minutes then: with the same `--results FILE` the next call continues with the others.
-`--markdown` also prints the lines of the table in docs/detection.md, to be pasted over those that are there.
+All cases take some 20 minutes then: with the same `--results FILE` the next call continues with the others.
+A case that needs more workers than a size has runs with as many as it needs.
+`--markdown` also prints the table of docs/detection.md, `--render PAGE` puts it there; both work with
+`--report FILE` as well, which runs nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -34,9 +35,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from detecting import benign, hurting, on_device, tables
+from detecting import benign, docs_tables, hurting, on_device, tables
 from detecting.cases import CASES
 from detecting.listening import Listener
+from detecting.results import Results
 from detecting.schedule import Budget, Planned, perform
 from support.launchers import BIN, Notes, loom_up, torchrun, torchrun_command, wait_for
 from support.table import progress
@@ -45,22 +47,6 @@ from torchloom.core.injection import KINDS
 from torchloom.home import Home
 
 REPORTING, TUNING = 10_000_000, 0
-
-
-class Results:
-    """The file, one record a line."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self) -> list[dict[str, Any]]:
-        if not self._path.exists():
-            return []
-        return [json.loads(line) for line in self._path.read_text().splitlines() if line.endswith("}")]
-
-    def write(self, record: dict[str, Any]) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 @contextlib.contextmanager
@@ -81,13 +67,13 @@ def faults(args: argparse.Namespace, results: Results, base: int) -> None:
     if unknown:
         sys.exit(f"there is no fault {', '.join(sorted(unknown))}: there are {', '.join(CASES)}")
     done = {(r["case"], r["size"], r["seed"]) for r in results.read() if r["type"] == "fault"}
-    wanted = [
-        (name, int(size), base + number)
+    wanted = dict.fromkeys(
+        (name, max(int(size), CASES[name].workers), base + number)
         for number in range(args.runs)
         for size in args.sizes.split(",")
         for name in args.faults.split(",")
-        if (not CASES[name].fault or CASES[name].fault in KINDS) and int(size) >= CASES[name].workers
-    ]
+        if not CASES[name].fault or CASES[name].fault in KINDS
+    )
     left = [one for one in wanted if one not in done]
     if not left:
         return
@@ -158,17 +144,17 @@ def main() -> None:
     )
     parser.add_argument("--at-once", type=int, default=1, help="jobs side by side; slow ones run alone")
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/detection.md, too")
+    parser.add_argument("--render", type=Path, metavar="PAGE", help="put the table into docs/detection.md")
     parser.add_argument("--verbose", action="store_true", help="print every verdict")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves through `with`: nothing stays behind
     if args.regime == "device":
-        with stack(args.telemetry) as (_, listener):
-            on_device.run(listener, args)
+        _on_device(args)
         return
     args.faults = args.faults or ",".join(CASES)
     if args.report:
-        tables.show(Results(args.report).read(), args.json, args.markdown)
+        _show(Results(args.report).read(), args)
         return
     base = TUNING if args.tuning else REPORTING
     with tempfile.TemporaryDirectory(prefix="loom-bench-detect-") as folder:
@@ -180,7 +166,31 @@ def main() -> None:
         if args.benign_minutes:
             with stack(args.telemetry) as (client, listener):
                 benign.run(client, listener, args.benign_minutes, base, results.write)
-        tables.show(results.read(), args.json, args.markdown)
+        _show(results.read(), args)
+
+
+def _show(results: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    tables.show(results, args.json)
+    faults = [r for r in results if r["type"] == "fault"]
+    _publish("host", docs_tables.host(faults) if faults else [], args)
+
+
+def _on_device(args: argparse.Namespace) -> None:
+    if args.report:
+        found = Results(args.report).read()
+    else:
+        with stack(args.telemetry) as (_, listener):
+            found = on_device.run(listener, args, Results(args.results) if args.results else None)
+    on_device.show(found, args.json)
+    _publish("device", [*docs_tables.circumstances(found), "", *on_device.for_docs(found)], args)
+
+
+def _publish(name: str, lines: list[str], args: argparse.Namespace) -> None:
+    if args.markdown:
+        print(*lines, sep="\n")
+    if args.render and lines:
+        docs_tables.put(args.render, name, lines)
+        progress(f"the {name} table of {args.render} is new")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 On and off blocks alternate in one process, so that a noisy machine disturbs both alike; what is shown is the
 median difference of neighbouring blocks. "thread" is the training thread; "process" counts gloo's thread too,
-where the native recorder learns of the completion.
+where the native recorder learns of the completion. Over 400 lines, because each measurement is a process of
+its own and all of them share the way of measuring.
 
-    python bench/overhead.py [--json] [--blocks N]
+    python bench/overhead.py [--json] [--blocks N] [--only device]
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ OPERATIONS_A_BLOCK = 300
 STEPS_A_BLOCK = 300
 LOOKS_A_BLOCK = 50
 DDP_STEPS_A_BLOCK = 150
+LOOKED_S = 5.0
 KINDS = ("native", "python")
 NOTES = (
     "thread: CPU of the training thread; process: of all threads, gloo's too; wall: time passed",
@@ -76,13 +78,13 @@ def mapped_box() -> tuple[Any, int]:
     return View(memoryview(memory)), ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
-def join(rank: int, world: int, directory: str) -> None:
+def join(rank: int, world: int, directory: str, backend: str = "gloo") -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     store = dist.FileStore(f"{directory}/store", world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
 
 
 def collectives(kind: str, blocks: int, directory: str) -> dict[str, Any]:
@@ -161,24 +163,51 @@ def on_device(blocks: int, directory: str) -> dict[str, Any]:
         for _ in range(OPERATIONS_A_BLOCK):
             dist.all_reduce(tensor)
 
-    return alternate(blocks, {"without": absent, "recording": record}, work, OPERATIONS_A_BLOCK)
+    result = alternate(blocks, {"without": absent, "recording": record}, work, OPERATIONS_A_BLOCK)
+    record()
+    result["looking"] = {"share": share_of_looks(view)}
+    stop()
+    return result
 
 
-def ddp(kind: str, blocks: int, directory: str, rank: int = 0) -> dict[str, Any]:
+def share_of_looks(view: Any) -> float:
+    """What the thread that looks takes of a core while a collective is outstanding all the time."""
+    import torch
+    import torch.distributed as dist
+
+    from torchloom.chaos import accelerator
+    from torchloom.wire.blackbox import Progress
+
+    accelerator.stick()
+    work = dist.all_reduce(torch.ones(16, device="loomsim"), async_op=True)
+    time.sleep(0.5)
+    used, began = view.progress(Progress.DEVICE_LOOKS_NS), time.monotonic_ns()
+    time.sleep(LOOKED_S)
+    share = (view.progress(Progress.DEVICE_LOOKS_NS) - used) / (time.monotonic_ns() - began)
+    accelerator.release()
+    torch.accelerator.synchronize()
+    del work
+    return float(share)
+
+
+def ddp(kind: str, blocks: int, directory: str, rank: int = 0, device: str = "cpu") -> dict[str, Any]:
     """A small DDP job on two ranks, recorder and step hooks on and off."""
     import torch
 
+    from torchloom.chaos import accelerator
     from torchloom.probe import session
     from torchloom.probe.box import OwnBox
 
-    join(rank, 2, directory)
+    if device == accelerator.NAME:
+        accelerator.load()
+    join(rank, 2, directory, "gloo" if device == "cpu" else device)
     view, address = mapped_box()
     probe = session.Session(OwnBox(view, address))
     optim = importlib.import_module("torch.optim.optimizer")
     net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
-    model = torch.nn.parallel.DistributedDataParallel(net)
+    model = torch.nn.parallel.DistributedDataParallel(net.to(device))
     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
-    batch = torch.randn(32, 64)
+    batch = torch.randn(32, 64).to(device)
     from torchloom.probe.observe import fallback_recorder, recorder
 
     fallback_recorder.START_BUDGET_NS = 0  # a job spends it once, but here every block starts a recorder
@@ -186,6 +215,8 @@ def ddp(kind: str, blocks: int, directory: str, rank: int = 0) -> dict[str, Any]
     running: list[recorder.Recorder] = []
 
     def off() -> None:
+        if device != "cpu":
+            torch.accelerator.synchronize()
         probe.steps.remove()
         while running:
             running.pop().stop()
@@ -314,6 +345,8 @@ def in_child(what: str, kind: str, blocks: int, directory: str, rank: int) -> No
             result = on_device(blocks, directory)
         case "ddp":
             result = ddp(kind, blocks, directory, rank)
+        case "device-ddp":
+            result = ddp(kind, blocks, directory, rank, accelerator.NAME)
         case "mailbox":
             result = mailbox(blocks)
         case "replicas":
@@ -332,13 +365,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--blocks", type=int, default=20, help="blocks of each state")
+    parser.add_argument("--only", choices=("device",), help="nothing but the rows of devices")
     options = parser.parse_args()
-    report: dict[str, Any] = {
-        "step": child("steps", "none", options.blocks),
-        "mailbox": child("mailbox", "none", options.blocks),
-        "replicas": child("replicas", "none", options.blocks),
-    }
-    for kind in KINDS:
+    report: dict[str, Any] = {}
+    for what in ("steps", "mailbox", "replicas") if not options.only else ():
+        report[what] = child(what, "none", options.blocks)
+    for kind in KINDS if not options.only else ():
         progress(f"measuring the {kind} recorder")
         report[kind] = {
             "collective": child("collectives", kind, options.blocks),
@@ -347,11 +379,12 @@ def main() -> None:
     if accelerator.build().library is not None:
         progress("measuring on the simulated accelerator")
         report["device"] = child("device", "native", options.blocks)
+        report["device-ddp"] = child("device-ddp", "native", options.blocks, ranks=2)
     emit("What recording costs a worker (µs)", list(rows_of(report)), NOTES, options.json)
 
 
 def rows_of(report: dict[str, Any]) -> Iterator[dict[str, object]]:
-    for kind in KINDS:
+    for kind in KINDS if "native" in report else ():
         measured = report[kind]["collective"]
         if measured["recorder"] == kind:  # no compiler, no native recorder
             yield from rows(f"all_reduce, {kind} kernels loaded, idle", measured, "loaded")
@@ -360,8 +393,13 @@ def rows_of(report: dict[str, Any]) -> Iterator[dict[str, object]]:
             yield from rows(f"DDP step, {kind} recorder and hooks", report[kind]["ddp"], "recording")
     if "device" in report:
         yield from rows("all_reduce on a device, native recording", report["device"], "recording", 5.0)
-    yield from rows("optimizer step, hooks", report["step"], "hooked", 20.0)
-    yield from rows("optimizer step, hooks, one value held", report["step"], "holding")
+        yield from rows("DDP step on a device, recorder and hooks", report["device-ddp"], "recording")
+        share = {"what": "the thread that looks at devices", "clock": "% of a core", "without": 0.0}
+        yield share | {"extra": round(100 * report["device"]["looking"]["share"], 3), "goal": 0.1}
+    if "steps" not in report:
+        return
+    yield from rows("optimizer step, hooks", report["steps"], "hooked", 20.0)
+    yield from rows("optimizer step, hooks, one value held", report["steps"], "holding")
     yield from rows("boundary with nothing pending", report["mailbox"], "looking", 1.0)
     yield from rows("a look at replicas, 33 thousand parameters", report["replicas"], "small")
     yield from rows("a look at replicas, 10 million parameters", report["replicas"], "large")

@@ -1,14 +1,15 @@
 """One weaver with many agents over a real nats-server: CPU, memory, bandwidth, time from a death to commands.
 
-The weaver is a process of its own, as `loom weaver` starts it. The agents are simulated in this process
-(support/crowd.py) and send what real ones send: eight ranks a node, telemetry 4 and windows 2 times a second.
-A job has at most 4,096 ranks, so larger fleets have several; one rank of the first job dies. Run it with
+Weaver and server are processes of their own, started as in production, and CPU time is counted for each. The
+agents are simulated in this process (support/crowd.py) and send what real ones send: eight ranks a node,
+telemetry and windows as often as agents of so many nodes do. One job has all the ranks; one of them dies. Run
+it with
 
     python bench/scale.py [--ranks 1000,4096,16384] [--budget 120] [--json]
 
 `--budget` bounds each size, in seconds: what was not reached by then is shown as –. Where a row says that the
 agents were late, this process could not send as often as real hosts would: weaver, server and all agents
-share the cores of one machine, and it is too small for the figure.
+share the cores of one machine, and it is too small for the figure. CPU times are right all the same.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -91,6 +93,8 @@ async def services(root: Path, budget: Callable[[], float]) -> AsyncIterator[Ser
     finally:
         if weaver.poll() is not None:
             progress(f"the weaver has ended: {(root / 'log').read_text()[-2000:]}")
+        if kept := os.environ.get("LOOM_SCALE_LOG"):
+            shutil.copyfile(root / "log", kept)
         client.close()
         for process in (weaver, nats):
             process.kill()
@@ -115,6 +119,10 @@ class Row:
     median_stop_ms: float | None = None
     last_stop_ms: float | None = None
     all_restarted_s: float | None = None
+    restart_cpu_s: float | None = None
+    """CPU time of the weaver from the death until all nodes were told to start."""
+    messages_a_s: float | None = None
+    """Telemetry and windows that the agents really sent."""
     agents_late_s: float = 0.0
     cut_off: str = ""
     notes: list[str] = field(default_factory=list)
@@ -140,7 +148,7 @@ async def measure(ranks: int, seconds: float) -> Row:
     with tempfile.TemporaryDirectory(prefix="loom-scale-") as root:
         async with services(Path(root), budget) as parts:
             bus = await NatsBus.connect(BusAddress((parts.url,)), name="crowd")
-            crowd = Crowd(bus, ranks)
+            crowd = Crowd(bus, parts.url, ranks)
             beating = asyncio.create_task(crowd.beat())
             try:
                 async with asyncio.timeout(max(0.1, budget())):
@@ -183,6 +191,9 @@ async def run(row: Row, parts: Services, crowd: Crowd, sizes: list[int], budget:
         return
     row.all_started_s = time.monotonic() - begun
     progress(f"{row.ranks} ranks: all started after {row.all_started_s:.1f} s")
+    if not await until(lambda: crowd.idle, budget):  # otherwise the death waits behind the first steps
+        row.cut_off = "not all first steps were stored"
+        return
     await steady(row, parts, crowd)
     await death(row, parts, crowd, sizes[0], budget)
 
@@ -197,10 +208,12 @@ async def steady(row: Row, parts: Services, crowd: Crowd) -> None:
     await asyncio.sleep(2.0)
     processes = (parts.weaver, parts.nats, psutil.Process())
     before, begun, sent = [cpu_s(one) for one in processes], time.monotonic(), parts.traffic()
+    messages = crowd.sent
     await asyncio.sleep(STEADY_S)
     took_s = time.monotonic() - begun
     used = [(cpu_s(one) - was) / took_s for one, was in zip(processes, before, strict=True)]
     row.weaver_cpu, row.nats_cpu, row.agents_cpu = (round(one, 3) for one in used)
+    row.messages_a_s = round((crowd.sent - messages) / took_s)
     row.weaver_mb = round(parts.weaver.memory_info().rss / 1e6, 1)
     row.into_weaver_mbit_s = round((parts.traffic()[1] - sent[1]) * 8e-6 / took_s, 2)
 
@@ -209,7 +222,7 @@ async def death(row: Row, parts: Services, crowd: Crowd, size: int, budget: Call
     """One rank of the first job is killed: until its peers are told to end, and until all run again."""
     nodes = size // SLOTS
     node, ref = next((node, ref) for node, refs in crowd.live.items() for ref in refs if ref.job == "job-0")
-    died_s = time.monotonic()
+    died_s, used_s = time.monotonic(), cpu_s(parts.weaver)
     await crowd.die(node, ref)
     await until(lambda: len(crowd.since(died_s, StopWorkers, "job-0")) >= nodes, budget)
     stops = sorted(crowd.since(died_s, StopWorkers, "job-0"))
@@ -222,6 +235,7 @@ async def death(row: Row, parts: Services, crowd: Crowd, size: int, budget: Call
     row.last_stop_ms = round(stops[nodes - 1] * 1e3, 1)
     if await until(lambda: len(crowd.since(died_s, StartWorkers, "job-0")) >= nodes, budget):
         row.all_restarted_s = round(sorted(crowd.since(died_s, StartWorkers, "job-0"))[nodes - 1], 2)
+        row.restart_cpu_s = round(cpu_s(parts.weaver) - used_s, 2)
     else:
         row.cut_off = f"{len(crowd.since(died_s, StartWorkers, 'job-0'))} of {nodes} nodes were told to start"
 
@@ -233,6 +247,7 @@ def shown(row: Row) -> dict[str, object]:
         "nodes": row.nodes,
         "jobs": row.jobs,
         "all started": _s(row.all_started_s),
+        "messages": "–" if row.messages_a_s is None else f"{row.messages_a_s:,.0f} /s",
         "weaver CPU": _share(row.weaver_cpu),
         "nats CPU": _share(row.nats_cpu),
         "agents CPU": _share(row.agents_cpu),
@@ -241,6 +256,7 @@ def shown(row: Row) -> dict[str, object]:
         "death → first stop": _ms(row.first_stop_ms),
         "→ last stop": _ms(row.last_stop_ms),
         "→ last start": _s(row.all_restarted_s),
+        "weaver CPU until then": _s(row.restart_cpu_s),
         "cut off": f"{row.cut_off}{late}".strip(", ") or "no",
     }
 
@@ -263,6 +279,27 @@ def markdown(rows: list[dict[str, object]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def bends(rows: list[Row]) -> list[str]:
+    """Where it bends, by these figures, and what would have to be done about it."""
+    found = []
+    for row in rows:
+        if row.weaver_cpu and row.messages_a_s:
+            each_us = row.weaver_cpu / row.messages_a_s * 1e6
+            found.append(
+                f"{row.ranks} ranks: the weaver uses {row.weaver_cpu:.0%} of the one core that it "
+                f"can use: {each_us:.0f} µs for each message, judging included"
+            )
+        if row.restart_cpu_s is not None:
+            each_us = row.restart_cpu_s / row.ranks * 1e6
+            found.append(
+                f"{row.ranks} ranks: a restart costs the weaver {each_us:.0f} µs of CPU for each rank"
+            )
+    if found:
+        first = "windows and judging in a process of their own"
+        found.append(f"to be sharded: {first}; then jobs by weaver, each with a stream of its own")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", default="1000,4096,16384", help="sizes, comma-separated (%(default)s)")
@@ -274,7 +311,7 @@ def main() -> None:
         rows.append(asyncio.run(measure(int(size), options.budget)))
         progress(f"{size} ranks: {shown(rows[-1])}")
     load = f"load {os.getloadavg()[0]:.1f} at the end"
-    notes = [f"weaver, nats-server and all simulated agents on one machine; {load}"]
+    notes = [f"weaver, nats-server and all simulated agents on one machine; {load}", *bends(rows)]
     if options.json:
         emit("one weaver, many agents", [vars(row) for row in rows], notes, True)
         return

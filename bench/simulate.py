@@ -26,7 +26,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -34,7 +34,6 @@ from math import inf
 from multiprocessing import get_context
 from typing import get_args
 
-import msgspec
 from msgspec.structs import replace as replace_fields
 
 from support.peers import PEERS, interval
@@ -55,11 +54,15 @@ from torchloom.chaos.scenario import (
     shapes,
 )
 from torchloom.chaos.simulator import Simulation
+from torchloom.cli.service.part_main import settle
 from torchloom.core.detect.judge import AllLimits, Memory, judge
 from torchloom.core.detect.matrix import judge_links
-from torchloom.core.detect.window import RankWindow
+from torchloom.core.detect.wide_board import board_for
+from torchloom.core.detect.window_blocks import SKELETON_EVERY, Packing
 from torchloom.model.findings import Finding
-from torchloom.weaver.detection.kept import joined_hashes, joined_steps
+from torchloom.model.windows import RankWindow, RefWindow, WindowBatch
+from torchloom.model.worker import WorkerRef
+from torchloom.wire import codec
 
 REPORTING, TUNING = 3_000_000, 0
 HORIZON_S = {"never-starts": 70.0, "hang": 640.0, "stall": 640.0}
@@ -68,6 +71,9 @@ USUAL_HORIZON_S = 75.0
 LOOK_GOAL_MS = 15
 NEW_STEPS = 3
 """In each window of a job of 3 steps a second."""
+LARGE = 8192
+HOST, ALL_STEPS_EVERY = 8, 8
+"""Ranks of a host, and the looks after which it sends all steps again."""
 LISTENED_ON_S = 8.0
 """A large job is looked at for so long after the right finding: what else is said of it comes by then."""
 LARGE_HORIZON_S = 45.0
@@ -313,48 +319,73 @@ def calm(runs: int, base: int, steps: int = 240) -> list[dict[str, object]]:
 
 
 def judging(sizes: Iterable[int]) -> list[dict[str, object]]:
-    """CPU time of one look at a large job: the newest windows are decoded, joined to the known steps, and all
-    of it is judged, with the search for stragglers, whatever share of the ranks is slow or hung."""
+    """CPU time of one look at a large job: the newest messages of all hosts are decoded, joined to what is
+    known, and all of it is judged, with the search for stragglers, whatever share of the ranks is slow or
+    hung. Hosts are at different looks: some send skeletons or all steps again."""
+    settle()  # as a weaver does
     rows: list[dict[str, object]] = []
-    decoder = msgspec.msgpack.Decoder(tuple[RankWindow, ...])
     for size in sizes:
         for name, job in _jobs(size).items():
             whole = wide_job.windows(job)
-            known = {w.rank: replace_fields(w, steps=w.steps[:-NEW_STEPS]) for w in whole}
-            memory, _ = judge(list(known.values()), Memory(), AllLimits())
-            memory = replace_fields(memory, localised_step=0)
-            data = msgspec.msgpack.encode([wide_job.newest(w, NEW_STEPS) for w in whole])
-            del whole
+            known = [replace_fields(w, steps=w.steps[:-NEW_STEPS]) for w in whole]
+            before, data = _messages(whole, known)
+            del whole, known
             costs = []
-            for _ in range(3):
+            for _ in range(3 if size < LARGE else 2):
+                board = board_for(size)
+                for message in before:
+                    for block in codec.decode_window_batch(message).blocks:
+                        board.take(block)
+                memory, _ = judge(board, Memory(), AllLimits())  # as the look before would have left it
+                memory = replace_fields(memory, localised_step=0)
                 gc.collect()
                 began = time.process_time()
-                windows = decoder.decode(data)
+                batches = [codec.decode_window_batch(message) for message in data]
                 read = time.process_time()
-                windows = tuple(
-                    replace_fields(
-                        w, steps=joined_steps(known[w.rank], w), hashes=joined_hashes(known[w.rank], w)
-                    )
-                    for w in windows
-                )
+                for batch in batches:
+                    for block in batch.blocks:
+                        board.take(block)
                 joined = time.process_time()
-                judge(windows, memory, AllLimits())
+                judge(board, memory, AllLimits())
                 costs.append((time.process_time() - joined, joined - read, read - began))
-            judging_s, joining_s, reading_s = min(costs)
+            judging_s, joining_s, reading_s = min(costs, key=sum)
             each = 1e6 / size
             rows.append({
                 "ranks": size, "job": name, "decode": each * reading_s, "join": each * joining_s,
                 "judge": each * judging_s, "ms per 1,000 ranks": each * (judging_s + joining_s + reading_s),
-                "goal": LOOK_GOAL_MS, "bytes a rank": len(data) / size,
+                "goal": LOOK_GOAL_MS, "bytes a rank": sum(map(len, data)) / size,
             })  # fmt: skip
         progress(f"{size} ranks judged")
     return rows
+
+
+def _messages(whole: Sequence[RankWindow], known: Sequence[RankWindow]) -> tuple[list[bytes], list[bytes]]:
+    """What agents sent until now, and what they send in this look: hosts of eight ranks, each at a look of
+    its own."""
+    before, now = [], []
+    for host, first in enumerate(range(0, len(whole), HOST)):
+        agent = Packing()
+        for look in range(1 + host % SKELETON_EVERY):
+            sent = _message(agent, known[first : first + HOST])
+            before += [sent] * (look < 2)  # later ones say nothing new
+        newest = whole[first : first + HOST]
+        if host % ALL_STEPS_EVERY:
+            newest = [wide_job.newest(w, NEW_STEPS) for w in newest]
+        now.append(_message(agent, newest))
+    return before, now
+
+
+def _message(agent: Packing, windows: Sequence[RankWindow]) -> bytes:
+    refs = tuple(RefWindow(WorkerRef("job", w.rank, 1, 1), w) for w in windows)
+    odd, blocks = agent.pack(refs)
+    return codec.encode(WindowBatch(node=windows[0].node, session="s", windows=odd, blocks=blocks))
 
 
 def _jobs(size: int) -> dict[str, wide_job.WideJob]:
     return {
         "healthy": wide_job.WideJob(ranks=size, seed=7),
         "1 % slow": wide_job.WideJob(ranks=size, seed=7, slow=0.01),
+        "10 % slow": wide_job.WideJob(ranks=size, seed=7, slow=0.1),
         "40 % slow": wide_job.WideJob(ranks=size, seed=7, slow=0.4),
         "one hung": wide_job.WideJob(ranks=size, seed=7, hung=1.5 / size, hung_s=70.0),
         "40 % hung": wide_job.WideJob(ranks=size, seed=7, hung=0.4, hung_s=70.0),

@@ -2,6 +2,9 @@
 
     python bench/start.py [--runs 5] [--cold-only] [--json]
 
+Beside them the limit: one process that imports torch, forks two ranks and lets them join and step, watched by
+nobody (workloads/by_hand.py); and how long `loom ps` takes while a job runs.
+
 Also prints when each process began and the CPU time it had used by the first step. `--cold-only` leaves out
 what needs a running service: about 20 s per run on a quiet machine.
 
@@ -12,9 +15,11 @@ and its spawner is warm.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import tempfile
 import time
@@ -23,6 +28,7 @@ from support.begun import Begun, boot_s, of_home, of_launcher, table
 from support.launchers import (
     BIN,
     Notes,
+    by_hand_command,
     environment,
     loom_command,
     loom_up,
@@ -32,6 +38,8 @@ from support.launchers import (
     wait_for,
 )
 from support.table import emit, progress, spread
+
+LIMIT = "by hand (the limit)"
 
 
 def first_step(notes: Notes, typed_ns: int) -> float:
@@ -69,6 +77,23 @@ def from_nothing(seen: list[list[Begun]]) -> float:
         subprocess.run([BIN / "loom", "down", "--stop-jobs"], env=env, check=False, capture_output=True)
         notes.remove()
         shutil.rmtree(home, ignore_errors=True)
+
+
+def by_hand() -> float:
+    """The physical limit: one import, two forks, a join and a step."""
+    notes = Notes()
+    try:
+        typed_ns = time.monotonic_ns()
+        with process(by_hand_command(notes), environment()):
+            return first_step(notes, typed_ns)
+    finally:
+        notes.remove()
+
+
+def ps(env: dict[str, str]) -> float:
+    typed = time.monotonic()
+    subprocess.run([BIN / "loom", "ps"], env=env, check=True, stdout=subprocess.DEVNULL)
+    return time.monotonic() - typed
 
 
 def with_up(env: dict[str, str]) -> float:
@@ -116,31 +141,48 @@ def main() -> None:
         "loom run, from nothing": [],
         "loom run, up": [],
         "loom up": [],
+        LIMIT: [],
+        "loom ps": [],
     }
     theirs: list[list[Begun]] = []
     ours: list[list[Begun]] = []
-    for run in range(args.runs):
-        seen["torchrun"].append(with_torchrun(theirs))
-        seen["loom run, from nothing"].append(from_nothing(ours))
-        if not args.cold_only:
-            seen["loom up"].append(up_answers())
-            with loom_up() as env:
-                warm(env)
-                seen["loom run, up"].append(with_up(env))
-        progress(f"run {run + 1}: " + ", ".join(f"{k} {v[-1]:.2f} s" for k, v in seen.items() if v))
+    with contextlib.suppress(KeyboardInterrupt):  # what was measured until then is printed
+        for run in range(args.runs):
+            seen["torchrun"].append(with_torchrun(theirs))
+            seen["loom run, from nothing"].append(from_nothing(ours))
+            seen[LIMIT].append(by_hand())
+            if not args.cold_only:
+                seen["loom up"].append(up_answers())
+                with loom_up() as env:
+                    warm(env)
+                    seen["loom run, up"].append(with_up(env))
+                    seen["loom ps"] += [ps(env) for _ in range(3)]
+            progress(f"run {run + 1}: " + ", ".join(f"{k} {v[-1]:.2f} s" for k, v in seen.items() if v))
+    if not all(seen[what] for what in ("torchrun", "loom run, from nothing", LIMIT)):
+        raise SystemExit("interrupted before the first run was over: nothing was measured")
 
     rows = [{"what": what, **spread(values)} for what, values in seen.items() if values]
     peer = float(rows[0]["median_s"])
     notes = [
         f"{row['what']}: {peer / float(row['median_s']):.1f} × as fast as torchrun at the median"
-        for row in rows[1:3]
-        if row["what"] != "loom up"
+        for row in rows[1:]
+        if row["what"] not in ("loom up", "loom ps")
     ]
+    ours_s, limit_s = (statistics.median(seen[what]) for what in ("loom run, from nothing", LIMIT))
+    notes.append(
+        f"loom run, from nothing: {ours_s - limit_s:+.2f} s beside the limit by hand, which is "
+        f"{peer / limit_s:.1f} × as fast as torchrun: more is not to be had with one import and forks"
+    )
     emit(
         "start: which process began when, and its CPU time until the first step", table(theirs), [], args.json
     )
     emit("the same for `loom run` from nothing", table(ours), [], args.json)
-    emit("start: command typed → first completed step (`loom up`: → it answers)", rows, notes, args.json)
+    emit(
+        "start: command typed → first completed step (`loom up`, `loom ps`: → it answers)",
+        rows,
+        notes,
+        args.json,
+    )
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Bench:
 
 BENCHES: tuple[Bench, ...] = (
     Bench("start", ("--runs", "2"), 90),
-    Bench("restart", ("--only", "DDP", "--runs", "3", "--within-min", "1.5"), 150),
+    Bench("restart", ("--only", "DDP", "--workers", "2", "--runs", "3", "--within-min", "1.5"), 140),
     Bench("rebalance", ("--steps", "30"), 90),
     Bench("simulate", ("--runs", "0", "--benign", "0", "--sizes", "1024,16384"), 120),
     Bench("overhead", ("--blocks", "8"), 90),
@@ -56,9 +56,10 @@ BENCHES: tuple[Bench, ...] = (
     Bench("checkpoint", ("--quick",), 120),
     Bench("data", ("--lines", "30000", "--rounds", "1"), 60),
     Bench("weaver", ("--workers", "1000", "--rounds", "1"), 40),
-    Bench("windows", ("--looks", "50"), 30),
+    Bench("windows", ("--looks", "50", "--ranks", "1024", "--stream", "6"), 60),
     Bench("devices", ("--devices", "2000", "--jobs", "200", "--alerts", "50"), 30),
     Bench("detect", None, full=("--sizes", "4", "--budget", "540")),
+    Bench("peers", None, full=("--runs", "3", "--within-min", "40")),
 )
 """Those with a short form, or with arguments; every other file here is run in full as it is."""
 

@@ -1,9 +1,12 @@
-"""What windows cost the agent: CPU time of one look at one worker, and of one stack under suspicion.
+"""What windows cost: the agent's CPU time of one look at one worker and of one stack under suspicion, the
+bytes on the wire, and the CPU time where they are judged.
 
-    python bench/windows.py [--looks 200] [--json]
+    python bench/windows.py [--looks 200] [--ranks 1024,4096,16384] [--stream 10] [--json]
 
 The black box is a real one filled as the recorder fills it; the process that /proc is read for is this one,
-with as many threads as the table says. The agent looks twice a second.
+with as many threads as the table says. The agent looks twice a second. The second table is over a real
+nats-server, with a receiver of its own that keeps and judges all windows (support/window_stream.py), for
+`--stream` looks. `--ranks ""` leaves it out, `--looks 0` the first one.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -19,10 +23,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from support.table import emit
+from support.window_stream import over_nats
 from torchloom.agent.observe import stacks
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.evidence import Samples
-from torchloom.agent.observe.windows import WINDOW_EVERY_S, Windows
+from torchloom.agent.observe.windows import Windows
+from torchloom.core.nodes.report_pace import WINDOW_EVERY_S
 from torchloom.model.worker import WorkerRef
 from torchloom.wire import blackbox, codec
 from torchloom.wire.blackbox import CollectiveWord, Header, Progress, View
@@ -113,8 +119,26 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--looks", type=int, default=200)
+    parser.add_argument("--ranks", default="1024,4096,16384")
+    parser.add_argument("--stream", type=int, default=10)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.looks:
+        one_worker(args)
+    if args.ranks:
+        sizes = [int(size) for size in args.ranks.split(",")]
+        stream = [over_nats(size, args.stream, free_port()) for size in sizes]
+        notes = ["CPU times; hosts of eight ranks, two looks and six steps a second"]
+        emit("Windows over NATS, kept and judged by another process", stream, notes, args.json)
+
+
+def free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return int(made.getsockname()[1])
+
+
+def one_worker(args: argparse.Namespace) -> None:
     rows: list[dict[str, object]] = []
     for threads, collectives in ((1, 2), (16, 2), (16, 20), (64, 20)):
         micros, size = look(threads, collectives, args.looks)

@@ -31,10 +31,17 @@ if [ ! -d "$VENV/torchft-stable/torchft" ]; then
   fi
 fi
 "$VENV/bin/python" -m torchloom.probe.native
-# Tests of the page need a browser. A new CI machine has none; nobody else's machine is changed.
-if [ "${CI:-}" = true ] && [ "$(id -u)" = 0 ] && ! command -v chromium >/dev/null && command -v apt-get >/dev/null; then
-  echo "installing chromium for the tests of the page…"
-  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null
+# Tests of the page need a browser, those of Slurm its daemons. A new CI machine has neither; nobody else's is changed.
+if [ "${CI:-}" = true ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  missing=""
+  command -v chromium >/dev/null || missing="chromium"
+  command -v slurmctld >/dev/null && command -v munged >/dev/null || missing="$missing slurm-wlm munge"
+  if [ -n "$missing" ]; then
+    echo "installing for the tests: $missing…"
+    apt-get update -qq
+    # shellcheck disable=SC2086
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+  fi
 fi
 if [ "${CI:-}" = true ]; then
   # Without it one test says so; everything else is worth running all the same.

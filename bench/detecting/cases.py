@@ -40,11 +40,19 @@ class Case:
     """The job's own limit for acting."""
     harmless: bool = False
     """It ends by itself or is at work: it is listened to until the end, and a restart is wrong."""
+    two: bool = False
+    """The next rank does the same: both must be named."""
+    three: bool = False
+    """The next two do."""
+    script: str = "watched.py"
+    recorder: str = "native"
+    """LOOM_RECORDER of the job."""
 
     @property
     def alone(self) -> bool:
-        """Whether it compares the times of ranks, which other jobs on the same cores would change."""
-        return bool({*self.expected} & SLOWNESS) or self.busy
+        """Whether it compares the times of ranks, which other jobs on the same cores would change; or nothing
+        is to be reported, also not that these jobs make it slower, which would be true."""
+        return not self.expected or bool({*self.expected} & SLOWNESS) or self.busy
 
 
 SLOWNESS = frozenset(
@@ -139,16 +147,96 @@ _UNSEEN = (
     _odd("gather_for_all_gather", "desync", names_from=3),
     _odd("recv_from_nobody", "hang", names_from=NOBODY),
     _odd("more_batches", "desync", names_from=3),
-    _odd("unused", "desync", "crash", names_from=3),
-    _odd("new_group_left_out", "hang", "no-progress", "desync", horizon_s=60, names_from=3),
+    _odd("unused", "desync", names_from=3),
+    _odd("new_group_left_out", "desync", "hang", "no-progress", horizon_s=60, names_from=3),
     # … and what ends by itself, or is nothing.
     *(_odd(name, "hang", **_ENDS) for name in ("dns", "silent_server", "posix_lock", "in_pdb", "pickles",
                                                "monitored")),
     *(_odd(name, "hang", act_s=10.0, **_ENDS) for name in ("profiles", "sorts", "copies")),
     _odd("suspended", "hang", "no-progress", names_from=NOBODY, **_ENDS),
     _odd("lr_finder", names_from=NOBODY, **_ENDS),
-    # One step in ten is longer, in turns: that all are slower is all that can be seen.
-    _odd("stopped_and_continued", "global-slowdown", "compute-slow", names_from=NOBODY, **_ENDS),
+    _odd("stopped_and_continued", "host-contention", "compute-slow", **_ENDS),
+)  # fmt: skip
+
+
+def _script(script: str, kind: str, *expected: str, flags: tuple[str, ...] = (), **more: Any) -> Case:
+    """A script of its own, with its kind and the rank."""
+    name = f"{script}-{kind}" + "".join(flags).replace("--", "-")
+    return Case(name, "", expected, args=(kind, "--rank", "{rank}", *flags), script=f"{script}.py", **more)
+
+
+_UNCOMMON = (
+    # workloads/uncommon.py: what another process, a timer or a person ends …
+    *(
+        _odd(name, "hang", **_ENDS)
+        for name in (
+            "eventfd", "inotify", "timer", "signal_wait", "system_v", "shared_mutex", "manager",
+            "timed_waits", "alarm", "fuse", "event_loop", "asks", "backward_hook", "many_children",
+            "waiter_traced", "tensor_parallel",
+        )
+    ),
+    *(_odd(name, "hang", act_s=10.0, **_ENDS) for name in ("pool", "grandchild")),
+    *(_odd(name, names_from=NOBODY, **_ENDS) for name in ("floods", "broken_thread", "reversed_group",
+                                                              "saves_alone")),
+    # … and what does not end.
+    *(
+        _odd(name, "hang", horizon_s=60)
+        for name in ("lock_of_the_dead", "nested_pool", "full_socket", "semaphore_of_peer")
+    ),
+    _odd("flock_circle", "hang", horizon_s=60, two=True),
+    *(_odd(name, "crash") for name in ("exits_well", "loader_ends", "closes_sockets", "bus_error",
+                                       "cpu_limit", "hook_raises")),
+    _odd("all_killed", "crash", everybody=True),
+    *(_odd(name, "crash", two=True, workers=3) for name in ("two_killed", "same_error")),
+    *(_odd(name, "desync", names_from=3) for name in ("cleanup", "other_type", "one_more")),
+    # The same as `max` and `root` where there is no compiler for the native recorder. It does not record a
+    # broadcast that never ends: that all stand still is all that can be seen.
+    Case("max-sampled", "", ("divergence",), args=_at("max"), workers=3, recorder="python", horizon_s=60),
+    Case("root-sampled", "", ("divergence", "hang"), args=_at("root"), names_from=NOBODY, recorder="python",
+         horizon_s=60),
+    # Slowness.
+    *(_odd(name, "compute-slow", horizon_s=60) for name in ("seventh", "drifts")),
+    *(_odd(name, "compute-slow", "host-contention", horizon_s=60) for name in ("gil_hog", "slow_disk")),
+    _odd("two_slow", "compute-slow", horizon_s=60, two=True, workers=4),
+    _odd("healed", "compute-slow", **_ENDS),
+    # workloads/pipelined.py
+    *(_script("pipelined", "stop", "hang", flags=flags) for flags in ((), ("--interleaved",))),
+    *(_script("pipelined", "two-stopped", "hang", flags=flags, two=True, workers=3)
+      for flags in ((), ("--interleaved",))),
+    _script("pipelined", "fifo", "hang", **_ENDS),
+    _script("pipelined", "left-out", "desync", names_from=3),
+    _script("pipelined", "slow", "compute-slow", horizon_s=90, workers=3),
+    _script("pipelined", "uneven", "data-imbalance", horizon_s=60, workers=3),
+    _script("pipelined", "both-slow", "global-slowdown", horizon_s=90, names_from=NOBODY),
+    # workloads/plain.py
+    _script("plain", "no-optimizer", "hang", "no-progress", horizon_s=110),
+    _script("plain", "spawned", "no-progress", "hang", horizon_s=110),
+    _script("plain", "same-start", "crash", two=True, workers=3),
+    _script("plain", "ended", "hang", **_ENDS),
+    _script("plain", "export", names_from=NOBODY, **_ENDS),
+    _script("plain", "epochs", names_from=NOBODY, **_ENDS),
+    *(_script("plain", kind, "hang", horizon_s=60) for kind in ("local-sgd", "ahead")),
+    # A root that gathers waits for the one; of pairs the partner waits, and the others wait for it.
+    *(_script("plain", kind, "hang", horizon_s=60, workers=3) for kind in ("server", "hierarchical")),
+    _script("plain", "any-source", "hang", "communication-hang", horizon_s=60, workers=3),
+)  # fmt: skip
+
+_RARE = (
+    # workloads/rare.py: what does not end …
+    *(_odd(name, "hang", "no-progress", horizon_s=60) for name in ("gil_futex", "restarts_itself")),
+    _odd("two_stopped", "hang", two=True, workers=3),
+    _odd("exit_in_thread", "crash"),
+    _odd("swapped", "desync", names_from=3, workers=3),
+    # … what ends by itself, or is nothing …
+    *(_odd(name, "hang", **_ENDS) for name in ("saves_on_term", "thread_sleeps", "late_group")),
+    _odd("computes_in_thread", "hang", act_s=10.0, **_ENDS),
+    _odd("profiles_all", names_from=NOBODY, **_ENDS),
+    # … and slowness.
+    *(_odd(name, "compute-slow", horizon_s=60) for name in ("irregular", "every_third", "slow_start",
+                                                             "hook_slow")),
+    _odd("three_slow", "compute-slow", horizon_s=60, workers=4, three=True),
+    _odd("cpulimit", "host-contention", **_ENDS),
+    _odd("nice", "host-contention", "hang", horizon_s=60, busy=True),
 )  # fmt: skip
 
 CASES = {
@@ -213,6 +301,8 @@ CASES = {
         _odd("prints", "hang", horizon_s=50, harmless=True, act_s=10.0),
         *_HOSTILE,
         *_UNSEEN,
+        *_UNCOMMON,
+        *_RARE,
     )
 }
 

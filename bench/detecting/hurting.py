@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import time
@@ -15,6 +16,8 @@ from support.table import progress
 from torchloom.client import Client
 
 Result = dict[str, Any]
+FAULT_AT = 58
+"""Completed steps before a script does to itself what it was started for, at its step 60."""
 RESUMED = 100
 """Steps of a job that went on after its pause, which comes at step 60."""
 
@@ -46,6 +49,7 @@ def run(client: Client, listener: Listener, case: Case, size: int, seed: int, st
         "size": size,
         "seed": seed,
         "rank": rank,
+        "load": os.getloadavg()[0],
         "told": [],
         "class_s": None,
         "right_s": None,
@@ -55,7 +59,12 @@ def run(client: Client, listener: Listener, case: Case, size: int, seed: int, st
     if case.busy:
         args += ["--busy", str(busy)]
     limits = {} if case.act_s is None else {"limits": {"hang_act_s": case.act_s}}
-    job = submit(client, size, *args, **limits)
+    if case.everybody and not case.fault:
+        result["between"] = list(range(size))
+    if case.two or case.three:
+        result["between"] = sorted((rank + n) % size for n in range(3 if case.three else 2))
+    env = {"OMP_NUM_THREADS": "1", "LOOM_RECORDER": case.recorder}
+    job = submit(client, size, *args, script=case.script, env=env, **limits)
     heard = listener.begin(job)
     try:
         if case.fault:
@@ -93,15 +102,17 @@ def run(client: Client, listener: Listener, case: Case, size: int, seed: int, st
 
 def _listen(client: Client, job: str, case: Case, result: Result, heard: Heard, began: float) -> None:
     until = time.monotonic() + case.horizon_s
-    known: dict[str, tuple[object, object]] = {}
+    known: dict[str, tuple[object, ...]] = {}
     told: dict[str, dict[str, Any]] = {}
     right = result.get("between", [result["rank"]])
     while time.monotonic() < until and (result["right_s"] is None or case.harmless):
         if result["right_s"] is not None and _trained(client, job, RESUMED):
             break  # it was reported, nobody restarted it, and it trains again
         time.sleep(0.1)
+        if not case.fault and not known and 0 < _steps(client, job) < FAULT_AT:
+            began = time.time()  # it trains, and its fault is to come
         for incident in client.incidents(job=job):
-            said = incident["kind"], incident["culprit"]
+            said = incident["kind"], incident["culprit"], *incident["culprits"]
             if known.get(incident["id"]) == said:
                 continue
             # One that is told anew, and better, counts from then on.
@@ -109,28 +120,47 @@ def _listen(client: Client, job: str, case: Case, result: Result, heard: Heard, 
             at_s, known[incident["id"]] = max(0.0, first - began), said
             finding = client.incident(incident["id"])["finding"]
             culprit = incident["culprit"]
-            named = finding["ranks"] if finding else [culprit] if culprit is not None else []
+            named = incident["culprits"]
             kind, verdict = incident["kind"], incident["verdict"]
             told[incident["id"]] = {"kind": kind, "ranks": named, "at_s": at_s, "verdict": verdict}
             if incident["kind"] not in case.expected:
                 continue
             if result["class_s"] is None:
                 result["class_s"] = at_s
-            # Two that disagree are both named; nobody can know more.
+            # Where nobody can know the rank, all are named, or none; another rank alone is wrong.
             if result["right_s"] is not None:
                 continue
-            if result["size"] < case.names_from or named == right or culprit == result["rank"]:
+            both = sorted({r for t in told.values() if t["kind"] in case.expected for r in t["ranks"]})
+            # Those that are slow for different reasons are incidents of their own.
+            named = both if case.two or case.three else named
+            nobody = result["size"] < case.names_from and culprit in (None, result["rank"])
+            if nobody or named == right or [culprit] == right:
                 result["right_s"] = at_s
                 limit = finding["inputs"].get("report_s") if finding else None
                 result["limit_s"] = limit if isinstance(limit, float) else None
                 result["decision"] = incident["decision"]
                 break
+    for incident in client.incidents(job=job):
+        if incident["id"] in told:
+            told[incident["id"]]["verdict"] = incident["verdict"]  # as it reads at the end
     result["told"] = list(told.values())
     result["restarts"] = client.job(job)["restarts"]
+    result["exited"] = any(_exited(client, id) for id in told)
     if not case.expected and not told and not result["restarts"]:
         result["class_s"] = result["right_s"] = 0.0  # nothing was to be reported
-    result["false_restart"] = case.harmless and result["restarts"] > 0
+    result["false_restart"] = case.harmless and result["restarts"] > 0 and not result["exited"]
+    if case.harmless and result["exited"]:
+        result["type"] = "failed"  # the workload itself died, which is no case of anything
     result["peers"] = {name: [at - began, list(ranks)] for name, (at, ranks) in heard.first.items()}
+
+
+def _steps(client: Client, job: str) -> int:
+    return max((worker["steps"] or 0 for worker in client.job(job)["workers"]), default=0)
+
+
+def _exited(client: Client, incident: str) -> bool:
+    """Whether a process failed by itself: that is all that torchrun sees."""
+    return any(not one["after_stop"] and one["code"] != 0 for one in client.incident(incident)["exits"])
 
 
 def _trained(client: Client, job: str, steps: int) -> bool:

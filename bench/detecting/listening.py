@@ -15,6 +15,7 @@ from torchloom.bus.embedded import EmbeddedNats
 from torchloom.bus.nats import NatsBus
 from torchloom.bus.protocol import Message
 from torchloom.cli.service.plan import node_name
+from torchloom.core.detect.window_blocks import Unpacking
 from torchloom.home import Home
 from torchloom.model.windows import RankWindow
 from torchloom.wire import codec, subjects
@@ -62,6 +63,7 @@ class Listener:
         self._record_to = record
         self._file: BinaryIO | None = None
         self._jobs: dict[str, Heard] = {}
+        self._unpacking = Unpacking()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._follow()), daemon=True)
 
@@ -98,7 +100,8 @@ class Listener:
         if self._file is not None:
             self._file.write(time.time_ns().to_bytes(8, "little"))
             self._file.write(len(message.data).to_bytes(4, "little") + message.data)
-        for found in codec.decode_window_batch(message.data).windows:
+        batch = codec.decode_window_batch(message.data)
+        for found in (*batch.windows, *self._unpacking.windows(batch.blocks)):
             heard = self._jobs.get(found.ref.job)
             if heard is not None:
                 heard.hear(found.window)

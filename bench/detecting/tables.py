@@ -17,7 +17,7 @@ _PAUSES_ARE_NO_ALARM = (
 )
 
 
-def show(results: Results, as_json: bool, markdown: bool = False) -> None:
+def show(results: Results, as_json: bool) -> None:
     faults = [r for r in results if r["type"] == "fault"]
     failed = sum(r["type"] == "failed" for r in results)
     if faults:
@@ -28,7 +28,7 @@ def show(results: Results, as_json: bool, markdown: bool = False) -> None:
             "seconds and steps from the injection to the incident; over: beyond the limit for reporting"
         ]
         if failed:
-            notes.append(f"{failed} runs did not start and are in no table")
+            notes.append(f"{failed} runs did not start, or died of themselves, and are in no table")
         emit("detect: faults", by_case(faults), notes, as_json)
         emit("detect: first report", confusion(faults), [], as_json)
         notes = ["runs in which the rule reported anything / named the right rank, before ours was right"]
@@ -43,22 +43,6 @@ def show(results: Results, as_json: bool, markdown: bool = False) -> None:
     said = [{k: v for k, v in r.items() if k != "type"} for r in results if r["type"] == "launcher"]
     if said:
         emit("detect: SIGSTOP under other launchers", said, [], as_json)
-    if markdown:
-        print(*for_docs(faults), sep="\n")
-
-
-def for_docs(faults: Results) -> list[str]:
-    """The table of docs/detection.md."""
-    lines = ["| fault | workers | right | median s (worst) | false restarts |", "|---|---|---|---|---|"]
-    for case in [name for name in CASES if any(r["case"] == name for r in faults)]:
-        mine = [r for r in faults if r["case"] == case]
-        delays = sorted(r["right_s"] for r in mine if r["right_s"] is not None)
-        sizes = ", ".join(str(size) for size in sorted({r["size"] for r in mine}))
-        took = f"{statistics.median(delays):.2g} ({delays[-1]:.2g})" if delays else ""
-        right = f"{len(delays)} of {len(mine)} ({interval(len(delays), len(mine))})"
-        false = sum(bool(r.get("false_restart")) for r in mine)
-        lines.append(f"| {case} | {sizes} | {right} | {took} | {false} |")
-    return lines
 
 
 def by_case(faults: Results) -> Rows:

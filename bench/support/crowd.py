@@ -8,13 +8,18 @@ with the same step time, so that there is nothing to report about them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
 
 from torchloom import boottime
 from torchloom.bus.nats import NatsBus
 from torchloom.bus.protocol import Message
+from torchloom.core.detect.window_blocks import Packing
+from torchloom.core.nodes.report_pace import pulse_every_s, window_every_s
 from torchloom.errors import LoomError
 from torchloom.model.effects import Effect, StartRendezvous, StartWorkers, StopWorkers
 from torchloom.model.events import (
@@ -30,31 +35,71 @@ from torchloom.model.events import (
 )
 from torchloom.model.messages import Receipt, Telemetry, WorkerPulse
 from torchloom.model.node import Inventory, RendezvousAddress
-from torchloom.model.windows import GroupPosition, RankWindow, RefWindow, StepTimes, WindowBatch
+from torchloom.model.windows import GroupPosition, RankWindow, RefWindow, StepTimes, WindowBatch, WindowBlock
 from torchloom.model.worker import DeviceUse, Exit, WorkerRef
 from torchloom.wire import codec, subjects
 
 SLOTS = 8
 STEP_NS = 500_000_000
 STEPS_SENT = 4
-TELEMETRY_EVERY_S, WINDOWS_EVERY_S = 0.25, 0.5
 AT_ONCE = 64
 """Events that are on their way at the same time: real agents append side by side."""
+
+
+NODES_AT_ONCE = 32
+"""Whose messages are written to the socket together; commands come in between."""
+
+
+class Flow:
+    """Publishes and nothing else, on a connection of its own: real agents have one each, and sending many
+    messages through nats-py would cost this process more than the weaver needs to receive them."""
+
+    def __init__(self, url: str) -> None:
+        self._address = url.removeprefix("nats://").split(":")
+        self._writer: asyncio.StreamWriter | None = None
+        self._answering: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        reader, self._writer = await asyncio.open_connection(self._address[0], int(self._address[1]))
+        await reader.readline()
+        self._writer.write(b'CONNECT {"verbose":false,"pedantic":false,"name":"crowd"}\r\n')
+        self._answering = asyncio.create_task(self._answer(reader, self._writer))
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            if line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+
+    async def send(self, messages: list[tuple[str, bytes]]) -> None:
+        assert self._writer is not None
+        self._writer.writelines(
+            b"PUB %s %d\r\n%s\r\n" % (subject.encode(), len(data), data) for subject, data in messages
+        )
+        await self._writer.drain()
+        await asyncio.sleep(0)
+
+    async def aclose(self) -> None:
+        if self._answering is not None:
+            self._answering.cancel()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class Crowd:
     """The agents of all nodes."""
 
-    def __init__(self, bus: NatsBus, ranks: int) -> None:
-        self.bus = bus
+    def __init__(self, bus: NatsBus, url: str, ranks: int) -> None:
+        self.bus, self.url = bus, url
         self.nodes = [f"n{number:05}" for number in range(ranks // SLOTS)]
         self.live: dict[str, dict[WorkerRef, int]] = {node: {} for node in self.nodes}
         """The workers of each node, and when each began (monotonic)."""
+        self._packing = Packing()
         self.commands: list[tuple[float, Effect]] = []
         """What came, and when."""
         self.late_s = 0.0
         """The longest that a round of telemetry or windows was behind: then this process is what bends."""
-        self.sent_bytes = 0
+        self.sent = 0
+        """Messages of telemetry and windows so far."""
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
         self._seen: set[str] = set()
@@ -85,7 +130,10 @@ class Crowd:
     async def die(self, node: str, ref: WorkerRef, signal: int = 9) -> None:
         if self.live[node].pop(ref, None) is not None:
             ended = Exit(None, signal, "spawner")
-            await self.say(node, WorkerExited(node=node, ref=ref, exit=ended, at_ns=time.time_ns(), steps=9))
+            await self.say(
+                node,
+                WorkerExited(node=node, ref=ref, exit=ended, at_ns=time.time_ns(), steps=900, ran_s=900.0),
+            )
 
     # -- commands -------------------------------------------------------------------------------------
     async def _obey(self, message: Message) -> None:
@@ -124,12 +172,17 @@ class Crowd:
 
     # -- what is lossy --------------------------------------------------------------------------------
     async def beat(self) -> None:
-        await asyncio.gather(
-            self._rounds(TELEMETRY_EVERY_S, self._telemetry, subjects.telemetry),
-            self._rounds(WINDOWS_EVERY_S, self._windows, subjects.windows),
-        )
+        async with contextlib.aclosing(Flow(self.url)) as flow:
+            await flow.open()
+            size = len(self.nodes)
+            await asyncio.gather(
+                self._rounds(flow, pulse_every_s(size), self._telemetry, subjects.telemetry),
+                self._rounds(flow, window_every_s(size), self._windows, subjects.windows),
+            )
 
-    async def _rounds(self, every_s: float, make: object, subject: object) -> None:
+    async def _rounds(
+        self, flow: Flow, every_s: float, make: Callable[[str], bytes], subject: Callable[[str], str]
+    ) -> None:
         """All nodes in turn, spread over the period as those of real hosts are."""
         begun = time.monotonic()
         pieces = max(1, round(every_s / 0.05))
@@ -137,10 +190,10 @@ class Crowd:
         number = 0
         while True:
             at = number % pieces * size
-            for node in self.nodes[at : at + size]:
-                data = make(node)  # type: ignore[operator]
-                self.sent_bytes += len(data)
-                await self.bus.publish(subject(node), data)  # type: ignore[operator]
+            for first in range(at, at + size, NODES_AT_ONCE):
+                some = self.nodes[first : min(first + NODES_AT_ONCE, at + size)]
+                await flow.send([(subject(node), make(node)) for node in some])
+                self.sent += len(some)
             number += 1
             wait_s = begun + number * every_s / pieces - time.monotonic()
             if wait_s < -every_s:  # far behind: those rounds are lost
@@ -167,10 +220,25 @@ class Crowd:
         return codec.encode(beat)
 
     def _windows(self, node: str) -> bytes:
+        """As an agent packs them. All ranks that began together have the same numbers: one is packed."""
         now_ns = time.monotonic_ns()
-        made = tuple(self._window(node, ref, began_ns, now_ns) for ref, began_ns in self.live[node].items())
-        batch = WindowBatch(node=node, session="s", sent_ns=boottime.now_ns(), windows=made)
-        return codec.encode(batch)
+        alike: dict[tuple[str, int, int], list[WorkerRef]] = {}
+        for ref, began_ns in self.live[node].items():
+            alike.setdefault((ref.job, ref.generation, began_ns), []).append(ref)
+        blocks = [self._block(node, refs, began_ns, now_ns) for (_, _, began_ns), refs in alike.items()]
+        return codec.encode(
+            WindowBatch(node=node, session="s", sent_ns=boottime.now_ns(), blocks=tuple(blocks))
+        )
+
+    def _block(self, node: str, refs: list[WorkerRef], began_ns: int, now_ns: int) -> WindowBlock:
+        _, (one,) = self._packing.pack([self._window(node, refs[0], began_ns, now_ns)])
+        return replace(
+            one,
+            ranks=tuple(ref.rank for ref in refs),
+            incarnations=tuple(ref.incarnation for ref in refs),
+            skeletons=one.skeletons * len(refs),
+            sent={at: _of_rank(one.sent[0], ref.rank) for at, ref in enumerate(refs)} if one.sent else {},
+        )
 
     def _window(self, node: str, ref: WorkerRef, began_ns: int, now_ns: int) -> RefWindow:
         done = (now_ns - began_ns) // STEP_NS
@@ -198,6 +266,11 @@ class Crowd:
         ]
 
     @property
+    def idle(self) -> bool:
+        """Whether every command is carried out and all of it is reported."""
+        return not self._tasks
+
+    @property
     def ranks(self) -> int:
         return sum(map(len, self.live.values()))
 
@@ -206,3 +279,8 @@ def _jobs(effect: Effect) -> Iterable[str]:
     if isinstance(effect, StartWorkers):
         return (effect.job,)
     return {ref.job for ref in effect.workers} if isinstance(effect, StopWorkers) else ()
+
+
+def _of_rank(skeleton: RankWindow, rank: int) -> RankWindow:
+    groups = tuple(replace(group, rank=rank) for group in skeleton.groups)
+    return replace(skeleton, rank=rank, device=f"{skeleton.node}-{rank % SLOTS}", groups=groups)

@@ -100,6 +100,7 @@ GOALS: tuple[Goal, ...] = (
          lambda t: _start(t, "loom run, from nothing"), least=True),
     Goal("start", "`loom run` with `loom up` running, times as fast as torchrun", 5.0, "×",
          lambda t: _start(t, "loom run, up"), least=True),
+    Goal("start", "`loom ps`, median", 0.15, "s", lambda t: one(t, "median_s", what="loom ps")),
     Goal("rebalance", "one of four workers 2 × slower, speed in parts of perfect balance", 0.8, "",
          lambda t: one(t, "of_perfect"), least=True),
     Goal("simulate", "judging, worst job and size, CPU ms per 1,000 ranks", 15.0, "ms",
@@ -128,4 +129,8 @@ GOALS: tuple[Goal, ...] = (
          lambda t: _reader(t, "nothing drawn"), least=True),
     Goal("data", "ElasticLoader, torch's numbers drawn, in parts of torch's loader", 0.4, "",
          lambda t: _reader(t, "a number of torch drawn"), least=True),
+    Goal("data", "ElasticLoader, NumPy's numbers drawn, in parts of torch's loader", 0.4, "",
+         lambda t: _reader(t, "a number of NumPy drawn"), least=True),
+    Goal("data", "ElasticLoader, Python's numbers drawn, in parts of torch's loader", 0.4, "",
+         lambda t: _reader(t, "a number of Python drawn"), least=True),
 )  # fmt: skip

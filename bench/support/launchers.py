@@ -43,8 +43,15 @@ class Notes:
         """When a process that is not one of `but` completed its first step."""
         return min((ns for pid, _, step, ns in self.steps() if pid not in but and step == 1), default=None)
 
+    @property
+    def learned(self) -> Path:
+        """There once a job by hand has imported what its ranks import (workloads/by_hand.py)."""
+        return Path(f"{self.directory}.ready")
+
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
+        for ending in (".ready", ".modules"):
+            Path(f"{self.directory}{ending}").unlink(missing_ok=True)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -56,8 +63,10 @@ def environment(**more: str) -> dict[str, str]:
     return env | more
 
 
-def torchrun_command(notes: Notes, *script_args: str, script: str = "ddp_steps.py") -> list[str]:
-    flags = ["--nproc-per-node", "2", "--max-restarts", "5", "--rdzv-backend", "c10d"]
+def torchrun_command(
+    notes: Notes, *script_args: str, script: str = "ddp_steps.py", workers: int = 2
+) -> list[str]:
+    flags = ["--nproc-per-node", str(workers), "--max-restarts", "5", "--rdzv-backend", "c10d"]
     flags += ["--rdzv-endpoint", "localhost:0"]
     return [
         str(BIN / "torchrun"),
@@ -69,10 +78,23 @@ def torchrun_command(notes: Notes, *script_args: str, script: str = "ddp_steps.p
 
 
 def loom_command(
-    verb: str, notes: Notes, *script_args: str, flags: tuple[str, ...] = (), script: str = "ddp_steps.py"
+    verb: str,
+    notes: Notes,
+    *script_args: str,
+    flags: tuple[str, ...] = (),
+    script: str = "ddp_steps.py",
+    workers: int = 2,
 ) -> list[str]:
     words = [str(WORKLOADS / script), str(notes.directory), *script_args]
-    return [str(BIN / "loom"), verb, "--nproc-per-node", "2", *flags, *words]
+    return [str(BIN / "loom"), verb, "--nproc-per-node", str(workers), *flags, *words]
+
+
+def by_hand_command(
+    notes: Notes, *script_args: str, script: str = "ddp_steps.py", workers: int = 2
+) -> list[str]:
+    """The physical limit: a warm process that forks the ranks, watched by nobody."""
+    words = [str(workers), str(WORKLOADS / script), str(notes.directory), *script_args]
+    return [sys.executable, str(WORKLOADS / "by_hand.py"), *words]
 
 
 @contextlib.contextmanager
@@ -133,11 +155,11 @@ def loom_json(env: dict[str, str], *args: str) -> object:
     return json.loads(out.stdout)
 
 
-def wait_for(condition: object, timeout_s: float) -> bool:
+def wait_for(condition: object, timeout_s: float, every_s: float = 0.01) -> bool:
     """Poll a callable until it is true; False when time is up."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         if condition():  # type: ignore[operator]
             return True
-        time.sleep(0.01)
+        time.sleep(every_s)
     return False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torchloom.core.detect.comparable import by_role
 from torchloom.core.detect.robust import median
-from torchloom.core.detect.window import by_role
 from torchloom.model.windows import RankWindow
 
 Windows = Sequence[RankWindow]

@@ -24,7 +24,7 @@ NOTHING = float("nan")
 class PlainS3:
     """Its save blocks nobody and is whole when the last slice is in the store."""
 
-    def __init__(self, pieces: Sequence[memoryview], url: str) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], url: str) -> None:
         import obstore
         from obstore.store import from_url
 
@@ -32,6 +32,8 @@ class PlainS3:
         how = opening(url, os.environ)
         config: Any = how.config
         self._store: Any = from_url(url, config=config, client_options={"allow_http": how.allow_http})
+        self._tensors = tensors  # the slices are of their memory
+        pieces = [bytes_of(tensor) for tensor in tensors]
         self._slices = [
             piece[start : start + PART] for piece in pieces for start in range(0, len(piece), PART)
         ]
@@ -63,5 +65,6 @@ class PlainS3:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Its memory, which whoever holds the view must keep alive."""
     size = tensor.numel() * tensor.element_size()
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")

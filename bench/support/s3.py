@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from support.launchers import environment
+from torchloom.chaos.hosts import Hosts
 
 KEY = "bench-key"
 SECRET = "bench-secret"
@@ -29,13 +30,15 @@ def available() -> bool:
 
 
 @contextmanager
-def s3_server(bucket: str) -> Iterator[dict[str, str]]:
-    """Run it; gives the S3_* variables under which torchloom finds the bucket."""
+def s3_server(bucket: str, hosts: Hosts | None = None) -> Iterator[dict[str, str]]:
+    """Run it, on loopback or on the first of these hosts; gives the S3_* variables under which torchloom
+    finds the bucket."""
     binary = _binary()
+    address = hosts.address(0) if hosts is not None else "127.0.0.1"
     assert binary is not None
     home = tempfile.mkdtemp(prefix="loom-bench-s3-")
     ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
-    command = [binary, "mini", f"-dir={home}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={bucket}"]
+    command = [binary, "mini", f"-dir={home}", f"-ip={address}", f"-ip.bind={address}", f"-bucket={bucket}"]
     command += [
         "-webdav=false",
         "-admin.ui=false",
@@ -46,11 +49,16 @@ def s3_server(bucket: str) -> Iterator[dict[str, str]]:
     ]
     command += [f"-{name}={port}" for name, port in ports.items()]
     env = environment(AWS_ACCESS_KEY_ID=KEY, AWS_SECRET_ACCESS_KEY=SECRET)
+    if hosts is not None:
+        command = hosts.command(0, command)
     with open(Path(home, "log"), "wb") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=home)
-    endpoint = f"http://127.0.0.1:{ports['s3.port']}"
+    endpoint = f"http://{address}:{ports['s3.port']}"
     try:
-        _wait_for(endpoint, process)
+        if hosts is None:
+            _wait_for(endpoint, process)
+        else:
+            hosts.call(0, lambda: _wait_for(endpoint, process))
         yield {
             "S3_ENDPOINT": endpoint,
             "S3_BUCKET": bucket,

@@ -23,6 +23,8 @@ from torchloom.home import Home
 
 PARTS = ("weaver", "agent", "nats")
 AGAIN_S = 0.05
+SLOTS = 64
+"""More than a host of few cores offers by itself: the largest job that is steered has 32 workers."""
 
 
 class Cluster:
@@ -33,6 +35,7 @@ class Cluster:
         self.home = Home(self.root / "home")
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("LOOM_")}
         self.env |= {"LOOM_HOME": str(self.home.root), "NO_COLOR": "1"}
+        self.env["LOOM_SLOTS"] = str(SLOTS)
 
     def loom(self, *args: str) -> str:
         done = subprocess.run([str(BIN / "loom"), *args], env=self.env, capture_output=True, text=True)

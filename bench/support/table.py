@@ -1,4 +1,4 @@
-"""Prints the result of a benchmark: a table for people, or JSON alone with --json."""
+"""Prints the result of a benchmark: a table for people, or JSON alone with --json; puts tables into pages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ import platform
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a benchmark measured: rows that share their keys, and what a reader should know of them."""
+
+    title: str
+    rows: list[dict[str, Any]]
+    notes: list[str] = field(default_factory=list)
+
+    def emit(self, as_json: bool) -> None:
+        emit(self.title, self.rows, self.notes, as_json)
 
 
 def emit(title: str, rows: Sequence[Mapping[str, object]], notes: Sequence[str], as_json: bool) -> None:
@@ -30,6 +45,16 @@ def emit(title: str, rows: Sequence[Mapping[str, object]], notes: Sequence[str],
 def progress(text: str) -> None:
     """Say on stderr what is going on, because some benchmarks take minutes."""
     print(text, file=sys.stderr, flush=True)
+
+
+def put(page: Path, name: str, lines: Sequence[str]) -> None:
+    """Replace a table of a page; the text around it is people's."""
+    first, last = f"<!-- {name} table -->\n", f"<!-- end of {name} table -->\n"
+    before, found, rest = page.read_text().partition(first)
+    _, ended, after = rest.partition(last)
+    if not found or not ended:
+        raise SystemExit(f"{page} has no lines {first.strip()} and {last.strip()}: add them where it belongs")
+    page.write_text(before + first + "\n" + "\n".join(lines) + "\n\n" + last + after)
 
 
 def spread(values: Sequence[float]) -> dict[str, float | int | None]:

@@ -62,7 +62,7 @@ else:
     data = torch.utils.data.TensorDataset(torch.ones(4096, 16))
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=2,
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         strategy="ddp",
         max_steps=10**9,
         logger=False,

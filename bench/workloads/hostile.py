@@ -280,6 +280,9 @@ LOADERS = frozenset({"stops_child", "kills_child"})
 
 # -- what involves several ranks --------------------------------------------------------------
 def in_step(kind: str, mine: bool, step: int, first_life: bool, culprit: int) -> None:
+    if kind == "under_strace":
+        for _ in range(200):  # what reading many small files costs, and a tracer makes dear
+            os.stat("/")
     if kind in _ONCE:
         if mine and step == AT:
             _ONCE[kind]()

@@ -20,8 +20,10 @@ import time
 
 import hostile
 import odd
+import rare
 import torch
 import torch.distributed as dist
+import uncommon
 import unseen
 from pauses import KINDS
 from torch.nn.parallel import DistributedDataParallel
@@ -42,7 +44,9 @@ parser.add_argument("--uneven", action="store_true")
 parser.add_argument("--housekeeping", action="store_true")
 parser.add_argument("--wide", type=int, default=64, help="of the hidden layer: 8192 is 1 MB of gradients")
 parser.add_argument("--never-starts", type=int, default=-1, metavar="RANK")
-parser.add_argument("--odd", default="", help="a kind of odd.py, hostile.py or unseen.py, on --odd-rank")
+parser.add_argument(
+    "--odd", default="", help="a kind of odd.py, hostile.py, unseen.py, uncommon.py or rare.py"
+)
 parser.add_argument("--odd-rank", type=int, default=-1)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
@@ -107,6 +111,8 @@ layers = torch.nn.Sequential(torch.nn.Linear(32, args.wide), torch.nn.ReLU(), to
 model = DistributedDataParallel(layers)
 if hook := hostile.sleeping_hook(args.odd, mine):
     model.register_comm_hook(None, hook)
+if hook := rare.slow_hook(args.odd, mine, args.step_ms / 1000):
+    model.register_comm_hook(None, hook)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 loader = DataLoader(
     Samples(), batch_size=64, num_workers=int(args.odd == "loader" or args.odd in hostile.LOADERS)
@@ -120,6 +126,8 @@ for step, batch in enumerate(loader, start=1):
         odd.in_step(args.odd, mine, step, args.step_ms / 1000)
         hostile.in_step(args.odd, mine, step, first_life, args.odd_rank)
         unseen.in_step(args.odd, mine, step, first_life, args.odd_rank)
+        uncommon.in_step(args.odd, mine, step, first_life, args.odd_rank, args.step_ms / 1000)
+        rare.in_step(args.odd, mine, step, first_life, args.odd_rank, args.step_ms / 1000)
     if args.housekeeping:
         keep_house(step)
     luck = random.Random(f"{args.seed} {rank} {step}")

@@ -88,13 +88,14 @@ def test_a_job_is_submitted_and_its_steps_grow(stack: Stack, looker: Looker) -> 
     expect(page.get_by_text("stopped", exact=True).first).to_be_visible()
 
 
-def test_a_killed_worker_its_incident_and_the_recovery_appear(stack: Stack, job: str, looker: Looker) -> None:
+def test_killed_workers_their_incident_and_recovery_appear(stack: Stack, job: str, looker: Looker) -> None:
     page = looker.page
     looker.open(stack, job)
     step = wait_for_more(page, 5)
     page.evaluate("window.kept = true")
     known = {one["id"] for one in stack.json("incidents", job)}
-    os.kill(stack.worker_pid(job, 1), signal.SIGKILL)
+    for pid in [stack.worker_pid(job, rank) for rank in (1, 0)]:
+        os.kill(pid, signal.SIGKILL)
     link = page.get_by_role("link", name="crash").first
     expect(link).to_be_visible()
     expect(page.get_by_text(re.compile("recovered in")).first).to_be_visible()
@@ -106,6 +107,8 @@ def test_a_killed_worker_its_incident_and_the_recovery_appear(stack: Stack, job:
     looker.go(f"/incident/{new['id']}")
     expect(page.get_by_role("heading", name="crash")).to_be_visible()
     expect(page.get_by_role("status").first).to_contain_text("SIGKILL")
+    expect(page.get_by_label("In short")).to_contain_text("rank 0, rank 1")
+    expect(page.locator("#exits")).to_contain_text("to blame as well")
     expect(page.get_by_text("first step again")).to_be_visible()
     page.get_by_role("button", name="Step through the decisions").click()
     replay = page.locator("#replay")
@@ -317,6 +320,36 @@ def test_a_million_lines_of_log_scroll_and_are_searched_and_followed(stack: Stac
     page.get_by_label("Search the whole log").fill("line 77777")
     page.get_by_role("button", name="Search").click()
     expect(lines).to_have_text("11 lines")  # itself, and 777770 to 777779
+    stack.client().stop(name, {"kill": True})
+
+
+SCROLL_AS_A_LINE_IS_DRAWN = """() => new Promise((done) => {
+  const log = document.querySelector(".log");
+  const watch = new MutationObserver(() => {
+    watch.disconnect();
+    log.scrollTop = 18 * 500;
+    done();
+  });
+  watch.observe(log.querySelector(".sheet"), {attributes: true, attributeFilter: ["style"]});
+})"""
+"""Between a render and the frame that shows it: the narrowest moment in which a person can scroll."""
+
+
+def test_who_scrolls_up_while_a_line_arrives_stays_there(stack: Stack, looker: Looker) -> None:
+    page = looker.page
+    name = stack.submit(str(SCRIPTS / "talkative.py"), workers=1)
+    looker.open(stack, name)
+    looker.go(f"/job/{name}/logs?rank=0")
+    expect(page.locator(".log").get_by_text(re.compile(r"^tick \d+$")).last).to_be_visible()
+    lines = page.get_by_test_id("lines")
+    for _ in range(3):
+        page.evaluate(SCROLL_AS_A_LINE_IS_DRAWN)
+        known = lines.inner_text()
+        expect(lines).not_to_have_text(known)
+        assert page.evaluate("document.querySelector('.log').scrollTop") == 18 * 500
+        expect(page.get_by_text("not following: scrolled up")).to_be_visible()
+        page.get_by_role("button", name="to the end").click()
+        expect(page.get_by_text("following", exact=True)).to_be_visible()
     stack.client().stop(name, {"kill": True})
 
 

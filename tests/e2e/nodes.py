@@ -34,28 +34,33 @@ class Nodes:
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self.lost: list[str] = []
         self.near = self.stacks["a"]
+        self.address = "127.0.0.1"
+        """Where the NATS server is."""
         self._server: subprocess.Popen[bytes] | None = None
 
     # -- the fleet ------------------------------------------------------------------------------------
     def start(self) -> None:
-        port = free_port()
-        server = [str(find_server()), "-js", "-sd", str(self.root / "js"), "-a", "127.0.0.1", "-p", str(port)]
+        port, store = free_port(), str(self.root / "js")
+        server = [str(find_server()), "-js", "-sd", store, "-a", self.address, "-p", str(port)]
         with (self.root / "nats.log").open("wb") as log:
             self._server = subprocess.Popen(server, stdout=log, stderr=log)
         for name, stack in self.stacks.items():
-            stack.env |= {"LOOM_NATS_URL": f"nats://127.0.0.1:{port}", "LOOM_NODE": name}
+            stack.env |= {"LOOM_NATS_URL": f"nats://{self.address}:{port}", "LOOM_NODE": name}
         self.near.up()
         for name in list(self.stacks)[1:]:
             self.begin(name)
         self.wait_ready(*self.stacks)
+
+    def command(self, name: str) -> list[str]:
+        """The agent of a node."""
+        return [str(BIN / "loom"), "agent"]
 
     def begin(self, name: str) -> None:
         """Start the agent of a node."""
         stack = self.stacks[name]
         stack.home.root.mkdir(parents=True, exist_ok=True)
         with (self.root / f"agent-{name}.log").open("ab") as log:
-            command = [str(BIN / "loom"), "agent"]
-            self.agents[name] = subprocess.Popen(command, env=stack.env, stdout=log, stderr=log)
+            self.agents[name] = subprocess.Popen(self.command(name), env=stack.env, stdout=log, stderr=log)
         self.lost = [one for one in self.lost if one != name]
 
     def lose(self, name: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +58,15 @@ class Replicas:
         return int(worker["pid"])
 
     def ended(self) -> None:
-        for job in self.jobs:
-            self.stack.wait_state(job, "completed", "failed", "stopped")
+        """However long it takes, as long as there are new steps."""
+        for index, job in enumerate(self.jobs):
+            while not (over := self.stack.status(job)["ended"]):
+                seen = len(self.lines(index))
+                wait_until(
+                    lambda: self.stack.status(job)["ended"] or len(self.lines(index)) > seen + 200,  # noqa: B023
+                    f"{job} ends or makes further steps",
+                )
+            assert over
 
     def end_together(self) -> int:
         """Have all replicas end after the same step, which lies ahead; the step."""
@@ -90,11 +99,54 @@ def started(
     step_s: float = 0.05,
     script: Path = EXAMPLES / "torchft_ddp.py",
     flags: tuple[str, ...] = (),
+    made: Callable[[Stack, str, int], Replicas] | None = None,
 ) -> Replicas:
     """With timeouts so long that nothing in these tests can be explained by one."""
     flags += ("--replicas", str(size), "--name", name, "--env", f"STEP_S={step_s}")
     flags += ("--env", "TORCHFT_TIMEOUT_SEC=3600", "--env", "PYTHONPATH", "--env", f"ROUNDS={steps}")
     stack.loom("submit", *flags, "--max-steps", str(steps), str(script))
-    job = Replicas(stack, name, size)
+    job = (made or Replicas)(stack, name, size)
     job.wait_steps(2, size, tuple(range(size)))
     return job
+
+
+# -- what scripts/torchft_exact.py prints ----------------------------------------------------------
+def made_steps(job: Replicas, index: int) -> list[tuple[int, int, str]]:
+    """Of one replica: when it made each step, and the hash of its weights after it."""
+    found = (re.match(r"step (\d+) replicas \d+ at (\d+) has (\w+)", line) for line in job.lines(index))
+    return [(int(m[2]), int(m[1]), m[3]) for m in found if m]
+
+
+def check_one_history(job: Replicas) -> None:
+    """No two replicas, and no replica at different times, have had different weights after the same step."""
+    weights: dict[int, str] = {}
+    for index in range(len(job.jobs)):
+        for _, step, has in made_steps(job, index):
+            assert weights.setdefault(step, has) == has, f"replica {index} is another training at step {step}"
+
+
+def check_data(job: Replicas) -> None:
+    """Those who made a step together shared one global batch, and the next one began where it ended."""
+    text = r"step (\d+) replicas (\d+) .* used (\d+) (\d+) (\d+)"
+    shares: dict[int, dict[int, tuple[int, int, int, int]]] = {}
+    for index in range(len(job.jobs)):
+        for found in filter(None, (re.match(text, line) for line in job.lines(index))):
+            step, replicas, epoch, first, last = map(int, found.groups())
+            shares.setdefault(step, {})[index] = epoch, first, last, replicas
+    whole = {}
+    for step, made in sorted(shares.items()):
+        parts = sorted(made.values())
+        assert all(a[2] <= b[1] for a, b in pairwise(parts)), (
+            f"a sample was used twice in step {step}: {made}"
+        )
+        if len(parts) == parts[0][3]:  # nobody was killed before it could print
+            assert all(a[2] == b[1] for a, b in pairwise(parts)), f"a sample was lost in step {step}: {made}"
+            whole[step] = parts[0][0], parts[0][1], parts[-1][2]
+    for step, (epoch, _, last) in whole.items():
+        if step + 1 in whole:
+            assert whole[step + 1][:2] in ((epoch, last), (epoch + 1, 0)), (
+                step,
+                whole[step],
+                whole[step + 1],
+            )
+    assert whole

@@ -14,8 +14,9 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 from forked import free_port
-from stack import wait_until
+from stack import command_of, wait_until
 
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol")
 
@@ -116,9 +117,52 @@ class SlurmCluster:
         # A node is listed once per partition.
         return {line for line in said if line} == {f"{node} idle" for node in self.nodes}
 
+    def lose(self, node: str, worker: int) -> None:
+        """As when the host loses power: its slurmd and all that it started end at once, unannounced.
+        `worker`: the process of the worker there; its spawner ends with it."""
+        ours = [one for one in psutil.process_iter() if self._is_on(one, node)]
+        agents = [one for one in ours if "allocation" in command_of(one)]
+        steps = [step for one in agents if (step := one.parent()) is not None]
+        assert agents and all("slurmstepd" in step.name() for step in steps), f"no agent runs on {node}"
+        daemon = self._processes[f"slurmd-{node}"]
+        below = [child for one in (*steps, *ours) for child in one.children(recursive=True)]
+        spawner = psutil.Process(worker).parent()
+        assert spawner is not None and spawner.pid > 1, "nobody has orphaned it"
+        for one in (*steps, *ours, *below, spawner, psutil.Process(worker)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        daemon.kill()
+        daemon.wait()
+
+    def _is_on(self, process: psutil.Process, node: str) -> bool:
+        try:
+            env, command = process.environ(), process.cmdline()
+        except psutil.Error:
+            return False
+        mine = env.get("SLURM_CONF") == self.env["SLURM_CONF"] and env.get("SLURMD_NODENAME") == node
+        home = env.get("LOOM_HOME", "")
+        # The batch script and all that runs beside it have the node's name, too, and no home of an agent.
+        return (mine and "agent" in command) or (
+            home.startswith(str(self.root)) and home.endswith(f"-{node}")
+        )
+
+    def find_again(self) -> None:
+        """Lost nodes come back, empty."""
+        for node in self.nodes:
+            if self._processes[f"slurmd-{node}"].poll() is not None:
+                self.begin(node)
+        wait_until(lambda: self._all_idle(), f"all nodes are idle again; logs in {self.root}/log")
+
     def run(self, *command: str, given: str | None = None, check: bool = True) -> str:
         done = subprocess.run(
-            command, env=self.env, input=given, capture_output=True, text=True, timeout=240, check=False
+            command,
+            env=self.env,
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+            cwd=self.root,  # where Slurm writes the output of jobs that name no file
         )
         if check and done.returncode:
             raise AssertionError(f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}")

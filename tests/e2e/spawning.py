@@ -107,6 +107,8 @@ class Spawning:
         )
         self.client = SpawnerClient.connect(self.socket, LONG_S)
         self._started: list[tuple[int, int]] = []
+        self.reserves = False
+        """Whether workers are forked before they are asked for."""
 
     def reconnect(self) -> None:
         self.client.close()
@@ -141,6 +143,8 @@ class Spawning:
         }
 
     def start(self, *specs: dict[str, Any]) -> list[Started]:
+        if self.reserves:
+            self.client.reserve(len(specs), "127.0.0.1")
         started = self.client.start(specs, LONG_S)
         self._started += [(s.pid, s.start_ticks or 0) for s in started if s.pid is not None]
         return started

@@ -282,6 +282,10 @@ class Stack:
                 found.append(process)
         return found
 
+    def lighthouses(self) -> list[int]:
+        """Processes of lighthouses and relays."""
+        return [one.pid for one in self.processes() if "torchloom.agent.lighthouse" in command_of(one)]
+
     def logs(self) -> str:
         parts = []
         for path in sorted(self.home.logs_dir.glob("*")) if self.home.logs_dir.is_dir() else []:
@@ -290,16 +294,17 @@ class Stack:
 
     def leftovers(self) -> list[str]:
         """What must not be there when everything has ended."""
-        found = [f"process {p.pid}: {_command(p)}" for p in self.processes()]
+        found = [f"process {p.pid}: {command_of(p)[:200]}" for p in self.processes()]
         found += [f"file {path}" for path in (self.home.sockets, self.home.boxes) if path.exists()]
         found += [f"box {path}" for path in self.home.boxes_fallback.glob("*")]
         found += [f"part {path}" for path in self.home.parts_dir.glob("*.json")]
         return found
 
 
-def _command(process: psutil.Process) -> str:
+def command_of(process: psutil.Process) -> str:
+    """Its command line; "?" if it has ended since it was found, reaped or not."""
     try:
-        return " ".join(process.cmdline())[:200]
+        return " ".join(process.cmdline())
     except psutil.Error:
         return "?"
 
@@ -315,7 +320,7 @@ def _lives(pid: int) -> bool:
 def _is_spawner(process: psutil.Process) -> bool:
     """A spawner itself: it alone holds the lock beside its socket; what it forked has its command line."""
     try:
-        if "torchloom.spawner" not in " ".join(process.cmdline()):
+        if "torchloom.spawner" not in command_of(process):
             return False
         files = [Path(file.path).name for file in process.open_files()]
     except psutil.Error:

@@ -6,17 +6,25 @@ Two real ranks, one start for all of it.
 from __future__ import annotations
 
 import json
+import platform
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forked import Forked
+from stack import wait_until
 
 from torchloom.chaos import accelerator
 from torchloom.probe import native
-from torchloom.wire.blackbox import FLAG_FAILED, Source
+from torchloom.wire.blackbox import DEVICE_ERROR, FLAG_FAILED, DeviceState, Progress, Source, View
 
 PROGRAM = Path(__file__).parent / "accelerator" / "device.py"
+CAPTURE_MODE = Path(__file__).parent / "accelerator" / "capture_mode.py"
+ENDING = Path(__file__).parent / "accelerator" / "ending.py"
+SYS_PAUSE = 34
 pytestmark = pytest.mark.timeout(420)
 
 
@@ -67,7 +75,10 @@ def test_faults_show(told: list[dict[str, Any]]) -> None:
 
 
 RECORDED = Path(__file__).parent / "accelerator" / "recorded.py"
-PROGRAMS = "behind,waits,holds,failure,training,pairs,batches,forks,capture,many,budget,gone"
+PROGRAMS = (
+    "behind,waits,holds,unawaited,failure,results,training,pairs,batches,barrier,rests,forks,capture,many,"
+    "budget,gone"
+)
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +112,31 @@ def test_nothing_is_held_longer_than_its_user_holds_it(seen: list[dict[str, Any]
     for rank in seen:
         holds = rank["holds"]
         assert holds["alive"] == holds["dead"] == [True] * 5
-        assert holds["standing"] == [0] * 6, (
-            "one that was dropped and never awaited says nothing of the others"
+        assert holds["standing"] == [[0, True]] * 6, (
+            "one that was dropped and never awaited is not over before its device comes to it"
         )
         assert holds["sources"] == [Source.DEVICE_EVENT] * 5
 
 
+def test_steps_are_timed_where_nobody_awaits_their_works(seen: list[dict[str, Any]]) -> None:
+    for rank in seen:
+        assert all(took > 0.9 for took in rank["unawaited"]["steps"]), "as long as the kernel at least"
+
+
 def test_a_work_that_failed_is_recorded_as_failed(seen: list[dict[str, Any]]) -> None:
     assert [rank["failure"]["flags"] for rank in seen] == [[FLAG_FAILED], [FLAG_FAILED]]
+    assert all("remote error in a collective" in rank["failure"]["error"] for rank in seen)
+
+
+def test_works_that_were_dropped_end_when_they_end_and_fail_if_they_fail(seen: list[dict[str, Any]]) -> None:
+    """Of those that were looked past, too: the error is that of the first of three."""
+    for rank in seen:
+        assert rank["results"] == {
+            "standing": [[0, Source.DEVICE_EVENT]] * 3,
+            "over": [0] * 3,
+            "failed": [FLAG_FAILED, 0, 0],
+            "error": "the backend reports an error",
+        }
 
 
 def test_steps_and_waits_of_training_are_the_devices(seen: list[dict[str, Any]]) -> None:
@@ -136,6 +164,23 @@ def test_operations_of_a_batch_end_with_it(seen: list[dict[str, Any]]) -> None:
             assert batch["sources"] == [Source.DEVICE_EVENT], name
             assert batch["standing"] == [[0, 0, True]] * 2, name
             assert batch["in order"], name
+
+
+def test_a_barrier_is_watched_while_its_host_is_in_the_call(seen: list[dict[str, Any]]) -> None:
+    """As NCCL's, which waits for the stream before the call returns."""
+    for rank in seen:
+        found = rank["barrier"]
+        assert found["ops"] == ["barrier"] and found["hangs"]
+        assert found["standing"] == [[0, 0, True]], "not arrived, not finished, and known to be so"
+        assert set(found["sources"]) == {Source.DEVICE_EVENT}
+        assert found["in order"] and not found["trips"]
+
+
+def test_the_thread_rests_while_nothing_is_outstanding(seen: list[dict[str, Any]]) -> None:
+    for rank in seen:
+        found = rank["rests"]
+        assert found["idle"] > 5 * found["busy"], "seconds between two looks"
+        assert found["awake"] < found["idle"], "a new collective ends the rest"
 
 
 def test_a_forked_child_has_no_such_thread(seen: list[dict[str, Any]]) -> None:
@@ -166,3 +211,65 @@ def test_fewer_steps_are_timed_while_events_take_too_much_of_the_time(seen: list
 
 def test_a_device_that_is_lost_is_told_in_its_own_words(seen: list[dict[str, Any]]) -> None:
     assert all("fell off the bus" in rank["gone"]["error"] for rank in seen)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of `pause` is x86-64's")
+def test_a_device_that_is_unloaded_with_its_process_has_not_failed(tmp_path: Path) -> None:
+    """Libraries of devices answer with errors while a process ends; the recorder asks them nothing then."""
+    for made in (accelerator.build(), native.build()):
+        if made.library is None:
+            pytest.skip(f"nothing to record with or on: {made.detail or made.outcome.value}")
+    box = tmp_path / "box"
+    rank = subprocess.Popen([sys.executable, str(ENDING), str(box), str(tmp_path / "store")])
+    try:
+        wait_until(lambda: in_pause(rank.pid) or rank.poll() is not None, "it is in its last handler")
+        assert rank.poll() is None
+        view = View(memoryview(box.read_bytes()))
+
+        def failed() -> bool:
+            return View(memoryview(box.read_bytes())).progress(Progress.DEVICE_STATE) == DeviceState.FAILED
+
+        wait_until(lambda: not looks_at_device(rank.pid) or failed(), "its thread has ended")
+        assert not failed(), view.read_blob(DEVICE_ERROR)
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+STAND_IN = """
+static __thread int now;
+int cudaThreadExchangeStreamCaptureMode(int *mode) {
+  int before = now;
+  now = *mode;
+  *mode = before;
+  return 0;
+}
+int mode(void) { return now; }
+"""
+
+
+def test_the_relaxed_capture_mode_of_cuda_is_found_at_run_time(tmp_path: Path) -> None:
+    """In a libcudart that nobody is linked with and that is in no global scope."""
+    made, compiler = native.build(), shutil.which("cc") or shutil.which("gcc")
+    if made.library is None or compiler is None:
+        pytest.skip("no recorder, or no C compiler for a stand-in")
+    source, library = tmp_path / "cudart.c", tmp_path / "libcudart.so.12"
+    source.write_text(STAND_IN)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    command = [sys.executable, str(CAPTURE_MODE), str(library)]
+    said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert said["before"] == [-1, -1, -1], "without the call such a device is not asked at all"
+    assert said["after"] == [0, 2], "from global (0) to relaxed (2), where it stays"
+    assert said["mode"] == 2 and said["other"] == -1
+
+
+def in_pause(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/syscall").read_text().startswith(f"{SYS_PAUSE} ")
+    except OSError:
+        return False
+
+
+def looks_at_device(pid: int) -> bool:
+    names = [(task / "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return "loom-device" in names

@@ -17,6 +17,7 @@ from torchloom.chaos import accelerator
 from torchloom.probe import native
 
 PROGRAM = Path(__file__).parents[2] / "bench" / "workloads" / "on_device.py"
+UNSEEN = PROGRAM.with_name("device_unseen.py")
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -35,12 +36,17 @@ def stack() -> Iterator[Stack]:
 
 
 def told(
-    stack: Stack, fault: str, kinds: tuple[str, ...], *more: str, culprit: int | None = None
+    stack: Stack,
+    fault: str,
+    kinds: tuple[str, ...],
+    *more: str,
+    culprit: int | None = None,
+    program: Path = PROGRAM,
 ) -> dict[str, Any]:
     """The first incident of these kinds, and of this culprit if one is named, of a job with this fault on two
     ranks, of which rank 1 has it."""
     notes = stack.home.root.parent / f"notes-{fault}"
-    job = stack.submit(str(PROGRAM), str(notes), fault, *more)
+    job = stack.submit(str(program), str(notes), fault, *more)
     try:
 
         def reported() -> list[dict[str, Any]]:
@@ -65,6 +71,14 @@ def test_a_stuck_kernel_is_its_devices(stack: Stack, ahead: int) -> None:
     assert incident["culprit"] == 1, incident["verdict"]
     assert "its device has not reached it" in incident["verdict"]
     assert "has been busy for" in incident["verdict"]
+
+
+@pytest.mark.parametrize("case", ["pipeline-batched", "barriers"])
+def test_a_stuck_kernel_in_a_batch_and_in_front_of_a_barrier(stack: Stack, case: str) -> None:
+    """Where a rank stands in several operations at once, and where its host cannot return from the call."""
+    incident = told(stack, case, HANGS, program=UNSEEN)
+    assert incident["culprit"] == 1, incident["verdict"]
+    assert "its device has not reached it" in incident["verdict"]
 
 
 def test_a_host_that_waits_for_its_stuck_device(stack: Stack) -> None:

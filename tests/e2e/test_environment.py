@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from s3 import S3Server
-from stack import Stack, wait_until
+from stack import Stack, command_of, wait_until
 
 from torchloom.data.demo import make
 
@@ -47,7 +47,7 @@ def settings(s3: S3Server, corpus: str, cache: Path, **more: str) -> dict[str, s
 
 def everything_told(stack: Stack, job: str) -> str:
     """All that anybody can read of a job: process list, logs of all parts, answers, events."""
-    told = [" ".join(process.cmdline()) for process in stack.processes()]
+    told = [command_of(process) for process in stack.processes()]
     told += [path.read_text(errors="replace") for path in stack.home.logs_dir.rglob("*") if path.is_file()]
     told += [path.read_text(errors="replace") for path in stack.home.jobs_dir.rglob("*.log")]
     for verb in (

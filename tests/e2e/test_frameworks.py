@@ -71,13 +71,16 @@ def live(stack: Stack, job: str) -> int:
 
 
 def killed(stack: Stack, job: str) -> None:
-    """Kill rank 1 and wait for the generation after it to step."""
+    """Kill rank 1 and wait until all ranks of the next generation train: a rank that has only restored its
+    step has no pace yet, and a stop would end it by a signal instead of at a boundary."""
     before = stack.status(job)
     os.kill(stack.worker_pid(job, 1), signal.SIGKILL)
 
     def again() -> bool:
         now = stack.try_status(job)
-        return bool(now) and now["generation"] > before["generation"] and bool(now["step"])
+        if not now or now["generation"] <= before["generation"]:
+            return False
+        return all(worker["steps"] >= 3 and worker["step_s"] > 0 for worker in now["workers"])
 
     wait_until(again, "the next generation steps")
 

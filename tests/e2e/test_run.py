@@ -14,6 +14,7 @@ from typing import Any
 from stack import BIN, SCRIPTS, Stack, lines_of, wait_until
 
 from torchloom.agent.processes.process import is_alive, start_ticks
+from torchloom.model.job import MAX_WORKERS
 
 COUNT = """
 import os, sys, time
@@ -136,7 +137,7 @@ def test_bad_input_is_one_sentence(bare: Stack, tmp_path: Path) -> None:
     for words, code in (
         (("run", "no-such-script.py"), 3),
         (("run", "--nproc-per-node", "0", path), 2),
-        (("run", "--nproc-per-node", "10000", path), 2),
+        (("run", "--nproc-per-node", str(MAX_WORKERS + 1), path), 2),
         (("run", "--nproc-per-node", "many", path), 2),
         (("run", "--no-such-flag", path), 2),
         (("run", "--name", "Not A Name", path), 2),

@@ -275,3 +275,38 @@ def test_a_sharded_training_whose_host_is_lost_resumes_from_its_neighbours_memor
     for node in ("a", "c"):
         boxes = fleet.stacks[node].home.boxes
         wait_until(lambda boxes=boxes: not list(tier.found_in(boxes)), f"{node} has freed it", PATIENCE_S)
+
+
+def test_a_sharded_training_that_continues_with_fewer_ranks_takes_all_shards_from_memory(
+    fleet: Nodes, tmp_path: Path
+) -> None:
+    """It ends as one that reads the same step from a store with the same ranks. Its own store has nothing."""
+    fleet.wait_ready("a", "b", "c")
+
+    def train(name: str, world: int, steps: int, *more: str, nodes: str = "", until: int = 0) -> Run:
+        args = ("--dir", str(tmp_path / f"store-{name}"), "--fsdp", "--every", "100000", "--step-ms", "20")
+        flags = ("--nnodes", nodes or str(world))
+        out = tmp_path / f"{name}-{world}"
+        return Run(fleet.near, out, world, steps, *args, *more, until=until, per_node=1, flags=flags)
+
+    resized = train("resized", 3, 60, nodes="2:3", until=8)
+    before = fleet.wait_on(resized.job, ["a", "b", "c"])
+    keeper = {"b": "c", "c": "a"}  # of what is lost with b
+    resized.creep(lambda: copied_step(fleet, keeper["b"], resized.job, 1), "c keeps a state of rank 1")
+    fleet.lose("b")
+    fleet.confirm_gone("b")
+    fleet.wait_on(resized.job, ["a", "c"], generation=before["generation"] + 1)
+    resized.wait_next(1, before["generation"])
+    resized.finish(PATIENCE_S)
+    fleet.begin("b")
+    log = fleet.near.loom("logs", resized.job).stdout
+    (step,) = set(re.findall(r"resumed after step (\d+) from memory", log))
+    assert not list((tmp_path / "store-resized").rglob("manifest.json")), "the store had nothing to read"
+    fleet.wait_ready("b")
+    train("plain", 3, int(step), "--name", "plain", "--save-last").finish(PATIENCE_S)
+    plain = train("plain", 2, 60, "--name", "plain")
+    plain.finish(PATIENCE_S)
+    assert plain.restored_from("the store") == 1
+    resized.world = 2
+    assert resized.final() == plain.final()
+    assert {key: seen for key, seen in resized.samples().items() if key[1] > int(step)} == plain.samples()

@@ -61,10 +61,10 @@ def left_by(slurm: SlurmCluster, job: str) -> list[Path]:
     return [path for path in with_sockets if path.exists()]
 
 
-def submit(slurm: SlurmCluster, name: str, *flags: str) -> str:
-    """A job that saves only when it is asked to; its id."""
+def submit(slurm: SlurmCluster, name: str, *flags: str, every: int = 1_000_000) -> str:
+    """A job that saves every so many steps, by default only when it is asked to; its id."""
     notes, store = slurm.root / f"notes-{name}", slurm.root / f"store-{name}"
-    arguments = [str(SCRIPTS / "saves.py"), str(notes), str(store), "--every", "1000000"]
+    arguments = [str(SCRIPTS / "saves.py"), str(notes), str(store), "--every", str(every)]
     flags = (*flags, "--nproc-per-node", "1", "--output", str(slurm.root / f"{name}.txt"), "--name", name)
     done = subprocess.run(
         [str(BIN / "loom"), "sbatch", *flags, *arguments],
@@ -91,6 +91,60 @@ def trains_again(slurm: SlurmCluster, job: str, name: str, begun: int) -> bool:
 def said(slurm: SlurmCluster, name: str) -> str:
     out = slurm.root / f"{name}.txt"
     return out.read_text()[-4000:] if out.exists() else ""
+
+
+@pytest.mark.long
+def test_a_lost_node_is_replaced_by_a_spare_one_without_a_new_allocation(slurm: SlurmCluster) -> None:
+    """slurmd, agent and worker of a node end at once. Its agent is silent, Slurm finds the node DOWN, and the
+    job resumes from its checkpoint on the spare node, in the same run of the batch script."""
+    name, notes = "spare", slurm.root / "notes-spare"
+    job = submit(slurm, name, "--nnodes", "2", "--standby", "1", every=5)
+    home = slurm.root / f"torchloom-{job}.0"
+    try:
+        wait_until(lambda: len(lines_of(notes)) > 30, "both ranks train")
+        found = wait_until(lambda: ask(home, lambda api: api.job(f"{name}-{job}")), "the job")
+        lost, pid = found["workers"][1]["node"], found["workers"][1]["pid"]
+        assert lost != "n0", "the batch script runs there"
+        saved = saved_steps(slurm.root / f"store-{name}")
+        slurm.lose(lost, pid)
+        begun = len(lines_of(notes))
+        wait_until(lambda: len(lines_of(notes)) > begun + 30, "it trains again")
+        now = wait_until(lambda: ask(home, lambda api: api.job(f"{name}-{job}")), "the job")
+        assert lost not in {worker["node"] for worker in now["workers"]}, said(slurm, name)
+        assert now["generation"] == found["generation"] + 1, "once, and not before the node was given up"
+        resumed = min(int(line.split()[2]) for line in lines_of(notes)[begun:])
+        assert resumed > min(saved), f"from a checkpoint\n{said(slurm, name)}"
+        shown = slurm.run("scontrol", "show", "job", job)
+        assert "Restarts=0" in shown and "JobState=RUNNING" in shown, shown
+        assert "is lost: silent, and DOWN" in (home / "logs/watch.log").read_text()
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n--- output\n{said(slurm, name)}") from error
+    finally:
+        slurm.run("scancel", job, check=False)
+        slurm.wait_state(job, "CANCELLED", "COMPLETED", "FAILED")
+        slurm.find_again()
+
+
+@pytest.mark.long
+def test_without_spares_slurm_requeues_the_job_of_a_lost_node(slurm: SlurmCluster) -> None:
+    name, notes = "unspared", slurm.root / "notes-unspared"
+    job = submit(slurm, name, "--nnodes", "2", every=5)
+    home = slurm.root / f"torchloom-{job}.0"
+    try:
+        wait_until(lambda: len(lines_of(notes)) > 30, "both ranks train")
+        found = wait_until(lambda: ask(home, lambda api: api.job(f"{name}-{job}")), "the job")
+        slurm.lose(found["workers"][1]["node"], found["workers"][1]["pid"])
+        wait_until(lambda: "Restarts=1" in slurm.run("scontrol", "show", "job", job), "it is requeued")
+        saved, begun = saved_steps(slurm.root / f"store-{name}"), len(lines_of(notes))
+        wait_until(lambda: trains_again(slurm, job, name, begun), "it trains again")
+        resumed = min(int(line.split()[2]) for line in lines_of(notes)[begun:])
+        assert resumed == saved[-1] + 1, said(slurm, name)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n--- output\n{said(slurm, name)}") from error
+    finally:
+        slurm.run("scancel", job, check=False)
+        slurm.wait_state(job, "CANCELLED", "COMPLETED", "FAILED")
+        slurm.find_again()
 
 
 @pytest.mark.long
@@ -160,16 +214,25 @@ def test_a_job_is_saved_and_requeued_and_resumes_on_its_nodes(slurm: SlurmCluste
 
 
 def test_the_status_of_the_job_is_the_status_of_the_batch_script(slurm: SlurmCluster) -> None:
-    out = slurm.root / "failed.txt"
-    script = slurm.root / "fails.py"
-    script.write_text("raise SystemExit(3)\n")
-    flags = ["--max-restarts", "0", "--spawn", "cold", "--output", str(out)]
+    """In a directory with a space and a quote in its name, with such arguments, too."""
+    where = slurm.root / "it's here"
+    where.mkdir()
+    out, script = where / "failed it.txt", where / "fails.py"
+    script.write_text("import os, sys\nprint(os.getcwd(), sys.argv[1:], flush=True)\nraise SystemExit(3)\n")
+    flags = ["--max-restarts", "0", "--spawn", "cold", "--output", str(out), "--sbatch", "comment=two words"]
+    given = ["--say", 'hello "you" $HOME', "it's"]
     done = subprocess.run(
-        [str(BIN / "loom"), "sbatch", *flags, str(script)], capture_output=True, text=True, timeout=240
+        [str(BIN / "loom"), "sbatch", *flags, script.name, *given],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=where,
     )
     assert "CHECKPOINT_DIR is not set" in done.stderr
     job = slurm.run("sbatch", given=done.stdout).split()[-1]
     slurm.wait_state(job, "FAILED", "COMPLETED", "NODE_FAIL")
     said = slurm.run("scontrol", "show", "job", job)
     assert "JobState=FAILED" in said and "ExitCode=0:0" not in said, out.read_text()
+    assert "Comment=two words" in said
+    assert f"{where} {given}" in out.read_text()
     assert not list(slurm.root.glob(f"slurm/{job}.*")), "the agents' keys are gone"

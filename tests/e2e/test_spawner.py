@@ -38,11 +38,15 @@ def cold_spawner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spawning]
         yield one
 
 
-@pytest.fixture(params=["warm", "cold"])
+@pytest.fixture(params=["warm", "reserve", "cold"])
 def spawner(request: pytest.FixtureRequest, tmp_path: Path) -> Spawning:
-    """The shared spawner of either mode, with a fresh directory and no exit left over."""
-    one: Spawning = request.getfixturevalue(f"{request.param}_spawner")
+    """The shared spawner of either mode, with a fresh directory and no exit left over; the warm one also with
+    workers and stores that were forked before anybody asked for them."""
+    kind = "warm" if request.param == "reserve" else request.param
+    one: Spawning = request.getfixturevalue(f"{kind}_spawner")
     one.reconnect()
+    one.reserves = request.param == "reserve"
+    one.client.reserve(int(one.reserves), "127.0.0.1" if one.reserves else None)
     one.client.forget([e["pid"] for e in one.client.state(LONG_S)["exits"]])
     one.client.exits.clear()
     one.directory = tmp_path
@@ -52,7 +56,8 @@ def spawner(request: pytest.FixtureRequest, tmp_path: Path) -> Spawning:
 @pytest.fixture
 def warm(warm_spawner: Spawning, tmp_path: Path) -> Spawning:
     warm_spawner.reconnect()
-    warm_spawner.directory = tmp_path
+    warm_spawner.directory, warm_spawner.reserves = tmp_path, False
+    warm_spawner.client.reserve(0)
     return warm_spawner
 
 
@@ -171,6 +176,58 @@ def test_a_signal_to_a_newborn_is_not_lost(warm: Spawning) -> None:
         started = warm.start_one(name=f"newborn{n}", script=script)
         os.kill(started.pid or 0, signal.SIGTERM)
         assert exit_of(warm.client, started.pid).signal == signal.SIGTERM
+
+
+# -- reserves -------------------------------------------------------------------------------------------
+def reserves_of(one: Spawning) -> list[int]:
+    return [int(pid) for pid in one.client.state(LONG_S)["reserves"]]
+
+
+def test_a_reserve_becomes_the_worker_and_one_that_is_gone_or_stopped_does_not_matter(warm: Spawning) -> None:
+    script = str(warm.script("sleep.py", SLEEP))
+    assert warm.client.reserve(3) == {"workers": 3, "store": False}
+    reserves = reserves_of(warm)
+    os.kill(reserves[2], signal.SIGSTOP)
+    started = [warm.start_one(name=f"used{n}", script=script) for n in range(2)]
+    assert [one.pid for one in started] == [reserves[2], reserves[1]], "also one that somebody had stopped"
+    os.kill(reserves[0], signal.SIGKILL)
+    wait_until(lambda: reserves_of(warm) == [], "the spawner to notice that its reserve was killed")
+    forked = warm.start_one(name="forked", script=script)
+    assert forked.pid not in reserves
+    for n, one in enumerate((*started, forked)):
+        name = f"used{n}" if n < 2 else "forked"
+        wait_until(lambda name=name: warm.log(name) == "up\n", "the script to run")
+        os.kill(one.pid or 0, signal.SIGTERM)
+        assert exit_of(warm.client, one.pid).signal == signal.SIGTERM
+
+
+def test_a_reserve_store_is_used_where_it_listens_and_nowhere_else(warm: Spawning) -> None:
+    assert warm.client.reserve(0, "127.0.0.1") == {"workers": 0, "store": True}
+    there = _children(warm.process.pid)
+    chosen = warm.client.store("elsewhere", 1, host="127.0.0.2")
+    first, second = (warm.client.store("here", n) for n in (1, 2))
+    assert (chosen.host, first.host, second.host) == ("127.0.0.2", "127.0.0.1", "127.0.0.1")
+    assert [one.pid in there for one in (chosen, first, second)] == [False, True, False], "it is used once"
+    for keeper in (chosen, first, second):
+        socket.create_connection((keeper.host, keeper.port), LONG_S).close()
+        os.kill(keeper.pid, signal.SIGTERM)
+        assert exit_of(warm.client, keeper.pid).kind == "store"
+
+
+def test_reserves_end_with_their_spawner_and_when_they_are_not_needed(tmp_path: Path) -> None:
+    with spawning(tmp_path) as one:
+        one.client.reserve(2, "127.0.0.1")
+        reserves = reserves_of(one)
+        kept = {*reserves, *_children(one.process.pid)}
+        one.client.reserve(1)
+        wait_until(lambda: process_state(reserves[1]) == "", "the reserve that is not needed to end")
+        one.process.kill()
+        one.process.wait()
+        wait_until(lambda: all(process_state(pid) in ("", "Z") for pid in kept), "all reserves to end")
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 # -- the life of a spawner ----------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_replicas_that_were_disturbed_end_with_the_same_weights(stack: Stack) ->
     stack.env["PYTHONPATH"] = ""
     job = started(stack, "ft-same", steps=150)
     pids = [job.pid(0), job.pid(1)]
-    (lighthouse,) = [p.pid for p in stack.processes() if "torchloom.agent.lighthouse" in p.cmdline()]
+    (lighthouse,) = stack.lighthouses()
     os.kill(lighthouse, signal.SIGKILL)
     job.wait_steps(3, 2, (0, 1))
     agent = stack.kill_part("agent")
@@ -61,11 +61,14 @@ def test_replicas_that_were_disturbed_end_with_the_same_weights(stack: Stack) ->
     assert job.pid(0) == pids[0]
 
 
-def test_two_torchft_jobs_side_by_side_do_not_meet(stack: Stack) -> None:
-    """The same script, so the same replica ids, at the same time."""
+def test_two_torchft_jobs_side_by_side_do_not_meet(stack: Stack, tmp_path: Path) -> None:
+    """The same script, so the same replica ids, at the same time; one of them with torchloom's import."""
     stack.env["PYTHONPATH"] = ""
+    script, text = tmp_path / "imports_ours.py", (EXAMPLES / "torchft_ddp.py").read_text()
+    script.write_text(text.replace("from torchft import", "from torchloom.integrations.torchft import"))
+    assert script.read_text() != text
     one = started(stack, "ft-one", size=1, steps=1_000_000)
-    other = started(stack, "ft-other", size=1, steps=30, step_s=0.0)
+    other = started(stack, "ft-other", size=1, steps=30, step_s=0.0, script=script)
     assert len(other.weights()) == 1
     one.wait_steps(2, 1, (0,))
     assert {count for _, count in one.steps(0) + other.steps(0)} == {1}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from replica_runs import Replicas, started
+from replica_runs import Replicas, check_data, check_one_history, made_steps, started
 from stack import Stack
 
 SCRIPT = Path(__file__).parent / "scripts" / "torchft_exact.py"
@@ -48,9 +47,8 @@ def disturb(job: Replicas, chance: random.Random, *, all_at_once: bool) -> Fault
     match chance.choices(("kill", "stop", "lighthouse", "all"), (12, 6, 2, 1 if all_at_once else 0))[0]:
         case "lighthouse":
             made = Fault("killed the lighthouse", ())
-            for process in job.stack.processes():
-                if "torchloom.agent.lighthouse" in process.cmdline():
-                    kill(process.pid)
+            for pid in job.stack.lighthouses():
+                kill(pid)
         case "stop":
             pid = job.pid(victim)
             made = Fault(f"stopped replica {victim}", (victim,))
@@ -67,47 +65,6 @@ def disturb(job: Replicas, chance: random.Random, *, all_at_once: bool) -> Fault
             made = Fault(f"killed replica {victim}", (victim,))
             kill(pid)
     return made
-
-
-def made_steps(job: Replicas, index: int) -> list[tuple[int, int, str]]:
-    """Of one replica: when it made each step, and the hash of its weights after it."""
-    found = (re.match(r"step (\d+) replicas \d+ at (\d+) has (\w+)", line) for line in job.lines(index))
-    return [(int(m[2]), int(m[1]), m[3]) for m in found if m]
-
-
-def check_one_history(job: Replicas) -> None:
-    """No two replicas, and no replica at different times, have had different weights after the same step."""
-    weights: dict[int, str] = {}
-    for index in range(len(job.jobs)):
-        for _, step, has in made_steps(job, index):
-            assert weights.setdefault(step, has) == has, f"replica {index} is another training at step {step}"
-
-
-def check_data(job: Replicas) -> None:
-    """Those who made a step together shared one global batch, and the next one began where it ended."""
-    text = r"step (\d+) replicas (\d+) .* used (\d+) (\d+) (\d+)"
-    shares: dict[int, dict[int, tuple[int, int, int, int]]] = {}
-    for index in range(len(job.jobs)):
-        for found in filter(None, (re.match(text, line) for line in job.lines(index))):
-            step, replicas, epoch, first, last = map(int, found.groups())
-            shares.setdefault(step, {})[index] = epoch, first, last, replicas
-    whole = {}
-    for step, made in sorted(shares.items()):
-        parts = sorted(made.values())
-        assert all(a[2] <= b[1] for a, b in pairwise(parts)), (
-            f"a sample was used twice in step {step}: {made}"
-        )
-        if len(parts) == parts[0][3]:  # nobody was killed before it could print
-            assert all(a[2] == b[1] for a, b in pairwise(parts)), f"a sample was lost in step {step}: {made}"
-            whole[step] = parts[0][0], parts[0][1], parts[-1][2]
-    for step, (epoch, _, last) in whole.items():
-        if step + 1 in whole:
-            assert whole[step + 1][:2] in ((epoch, last), (epoch + 1, 0)), (
-                step,
-                whole[step],
-                whole[step + 1],
-            )
-    assert whole
 
 
 def pauses_s(job: Replicas, faults: list[Fault]) -> dict[str, list[float]]:

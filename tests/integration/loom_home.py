@@ -19,13 +19,13 @@ from torchloom.home import Home
 LOOM = str(Path(sys.executable).parent / "loom")
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 150.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 150.0, every_s: float = 0.02) -> Any:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         found = condition()
         if found:
             return found
-        time.sleep(0.02)
+        time.sleep(every_s)
     raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 

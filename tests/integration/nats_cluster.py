@@ -21,18 +21,24 @@ HOST = "127.0.0.1"
 
 
 class NatsCluster:
-    def __init__(self, directory: Path, servers: int = 3) -> None:
+    def __init__(self, directory: Path, servers: int = 3, room: int = 0) -> None:
         self.directory = directory
-        self.ca = trustme.CA()
+        self._room = {"max_file_store": room} if room else {}
         self.files = {name: directory / f"{name}.pem" for name in ("ca", "certificate", "key")}
-        self.ca.cert_pem.write_to_path(self.files["ca"])
-        issued = self.ca.issue_cert(HOST, "localhost")
-        issued.cert_chain_pems[0].write_to_path(self.files["certificate"])
-        issued.private_key_pem.write_to_path(self.files["key"])
+        self.ca = self.renew()
         self._seed = new_seed()
         self._ports = [choose_port() for _ in range(servers)]
         self._routes = [choose_port() for _ in range(servers)]
         self._running: dict[int, subprocess.Popen[bytes]] = {}
+
+    def renew(self) -> trustme.CA:
+        """An authority and certificates that have nothing in common with those before, in the same files."""
+        self.ca = trustme.CA()
+        self.ca.cert_pem.write_to_path(self.files["ca"])
+        issued = self.ca.issue_cert(HOST, "localhost")
+        issued.cert_chain_pems[0].write_to_path(self.files["certificate"])
+        issued.private_key_pem.write_to_path(self.files["key"])
+        return self.ca
 
     @property
     def tls(self) -> BusTls:
@@ -56,7 +62,7 @@ class NatsCluster:
             "host": HOST,
             "port": self._ports[number],
             "tls": tls,
-            "jetstream": {"store_dir": str(directory / "jetstream")},
+            "jetstream": {"store_dir": str(directory / "jetstream"), **self._room},
             "accounts": {"LOOM": {"jetstream": "enabled", "users": [{"nkey": public_key(self._seed)}]}},
         }
         if len(self._ports) > 1:
@@ -85,6 +91,10 @@ class NatsCluster:
 
     def _log(self, number: int) -> str:
         return (self.directory / f"n{number}" / "log").read_text()
+
+    def pid_at(self, port: int) -> int:
+        """The process of the server that listens there."""
+        return self._running[self._ports.index(port)].pid
 
     def kill(self, number: int) -> None:
         self._running[number].kill()

@@ -74,7 +74,7 @@ def test_a_kill_is_told_by_its_signal_with_what_the_worker_was_doing(tmp_path: P
         killed_ns = time.time_ns()
         os.kill(started.workers[0].pid, signal.SIGKILL)
         ended = await stage.exit_of(0)
-        assert (ended.exit.code, ended.exit.signal) == (None, 9)
+        assert (ended.exit.code, ended.exit.signal) == (None, 9) and ended.exit.foreign
         assert ended.steps > 0 and ended.ran_s > 0
         assert ended.activity.startswith("in all_reduce #412 (4.0 MB float32) for ")
         assert killed_ns <= ended.at_ns <= time.time_ns()
@@ -95,7 +95,7 @@ def test_stop_at_a_boundary_then_term_then_kill(tmp_path: Path) -> None:
         assert ended.log_tail[-1] == "stopped before step 40"
         await stage.end(stubborn.workers[0].ref, grace_s=0.2)
         killed = await stage.event(WorkerExited, lambda e: e.ref.job == "stubborn")
-        assert killed.exit.signal == signal.SIGKILL
+        assert killed.exit.signal == signal.SIGKILL and not killed.exit.foreign
 
     run(tmp_path, scene)
 

@@ -74,7 +74,7 @@ def test_a_large_body_is_refused(loom: LoomHome) -> None:
         ({"script": "a.py", "module": "b"}, "together"),
         ({"script": "a.py"}, "relative"),
         ({"program": {"target": "a.py"}, "cwd": "/", "workers_per_node": 0}, "workers_per_node"),
-        ({"program": {"target": "a.py"}, "cwd": "/", "workers_per_node": 10_000}, "workers_per_node"),
+        ({"program": {"target": "a.py"}, "cwd": "/", "workers_per_node": 20_000}, "workers_per_node"),
         ({"program": {"target": "a.py"}, "cwd": "/", "name": "Not/Valid"}, "name"),
         ({"program": {"target": "a.py"}, "cwd": "/", "surprise": 1}, "surprise"),
         ({"program": {"target": "a.py"}, "cwd": "/", "env": {"A=B": "secret-value"}}, "environment"),

@@ -32,7 +32,7 @@ from torchloom.checkpoint.store.reader import find
 from torchloom.checkpoint.store.storage import Storage, open_storage
 from torchloom.checkpoint.store.verify import load
 from torchloom.core.retention import KeepRules
-from torchloom.errors import CheckpointFenced, CheckpointMissing, StorageFailed
+from torchloom.errors import CheckpointFenced, CheckpointMissing, StorageFailed, StoreUnreachable
 
 sys.path.append(str(Path(__file__).parents[1] / "states"))
 from every_leaf import Holder, differences, everything
@@ -338,6 +338,14 @@ def test_wrong_credentials_are_named_but_not_shown(server: S3Server) -> None:
     with pytest.raises(StorageFailed, match="refused our credentials") as caught:
         storage.put("job/x", [b"1"])
     assert "hush" not in str(caught.value) and "loom-test-key" not in str(caught.value)
+
+
+def test_a_missing_bucket_is_named_and_not_called_unreachable(server: S3Server) -> None:
+    storage = open_storage("s3://nowhere/runs", server.environment)
+    with pytest.raises(StorageFailed, match="the store has no bucket nowhere") as caught:
+        list(storage.list("job/"))
+    assert not isinstance(caught.value, StoreUnreachable), "waiting does not create it"
+    assert "create the bucket" in str(caught.value)
 
 
 def test_deleting_is_all_or_nothing_to_a_reader(place: Place) -> None:

@@ -118,15 +118,18 @@ def test_a_host_joins_reports_only_for_itself_and_is_revoked(cluster: ControlHos
 
 @pytest.mark.long
 def test_a_revocation_outlives_the_server_that_knew_it(cluster: ControlHosts) -> None:
-    own = JoinedNode.read(cluster.nodes[0].home)
+    cluster.join("gpu-5", cluster.token())
+    joined = cluster.nodes[-1].home
+    own = JoinedNode.read(joined)
     assert own is not None
+    cluster.homes["c"].loom("node", "revoke", "gpu-5")
     home = cluster.homes["b"]
     old = home.kill("nats")
     wait_for(lambda: home.pid("nats") not in (0, old), "the supervisor starts it again")
     server = next(one for one in own.servers if cluster.addresses["b"] in one)
 
     async def story() -> None:
-        only = replace(own.bus(cluster.nodes[0].home), servers=(server,))
+        only = replace(own.bus(joined), servers=(server,))
         await refused(only, cluster.host("b").bus("weaver", "b"))
 
     asyncio.run(story())

@@ -5,103 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
-import tempfile
-import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import psutil
+import msgspec
 import pytest
+from lighthouse_scenes import Replica, again, lighthouses, processes, run, seat
 from torchft._torchft import LighthouseClient
 
-from torchloom.agent.lighthouse.keeper import Lighthouses
-from torchloom.agent.tasks import Tasks
+from torchloom.agent.lighthouse.beacon import Beacon
+from torchloom.agent.lighthouse.records import BeaconRecord, ControlRequest
+from torchloom.agent.lighthouse.share_change import seat_replica
 from torchloom.home import Home
+from torchloom.model.effects import SeatReplica
+from torchloom.model.events import EffectDone
 from torchloom.model.node import RendezvousRef
 from torchloom.model.quorum import ReplicaSeat
-
-HANG_S = 150.0
-LONG = timedelta(seconds=HANG_S)
-
-
-@asynccontextmanager
-async def lighthouses(home: Home) -> AsyncIterator[Lighthouses]:
-    """As one agent has them; at its end only the agent's side is gone."""
-    tasks = Tasks()
-    made = Lighthouses(home, tasks)
-    try:
-        await made.adopt()
-        yield made
-    finally:
-        await tasks.cancel()
-
-
-def run(scene: Callable[[Home], Awaitable[None]]) -> None:
-    """With a home of its own; no process of it may be left."""
-    with tempfile.TemporaryDirectory(prefix="loom-lh-") as root:
-        home = Home(Path(root) / "home")
-        home.prepare()
-        try:
-            asyncio.run(_within(scene(home)))
-            deadline = time.monotonic() + HANG_S
-            while processes(home):
-                assert time.monotonic() < deadline, "the lighthouse ends with its last door"
-                time.sleep(0.02)
-        finally:
-            for process in processes(home):
-                process.kill()
-            shutil.rmtree(home.sockets, ignore_errors=True)
-
-
-async def _within(work: Awaitable[None]) -> None:
-    async with asyncio.timeout(2 * HANG_S):
-        await work
-
-
-def processes(home: Home) -> list[psutil.Process]:
-    mine = str(home.root)
-    found = psutil.process_iter(["cmdline", "status"])
-    return [
-        p
-        for p in found
-        if p.info["status"] != psutil.STATUS_ZOMBIE and any(mine in part for part in p.info["cmdline"] or ())
-    ]
-
-
-def seat(index: int) -> ReplicaSeat:
-    return ReplicaSeat("ft", index, 2)
-
-
-class Replica:
-    """Heartbeats and asks like torchft's manager, with torchft's own client."""
-
-    def __init__(self, name: str, address: str) -> None:
-        self.name = name
-        self._client = LighthouseClient(f"http://{address}", connect_timeout=LONG)
-        self._over = threading.Event()
-        self._beats = threading.Thread(target=self._beat, daemon=True)
-        self._beats.start()
-
-    def _beat(self) -> None:
-        while not self._over.wait(0.1):
-            try:
-                self._client.heartbeat(self.name, timeout=LONG)
-            except Exception:  # noqa: BLE001  the lighthouse is being started again
-                continue
-
-    async def quorum(self) -> tuple[int, list[str]]:
-        found: Any = await asyncio.to_thread(self._client.quorum, self.name, LONG)
-        return int(found.quorum_id), [one.replica_id for one in found.participants]
-
-    def die(self) -> None:
-        self._over.set()
-        self._beats.join(HANG_S)
 
 
 def test_replicas_meet_at_their_doors_and_a_death_is_known_at_once() -> None:
@@ -162,14 +84,8 @@ def test_a_killed_lighthouse_comes_back_with_its_doors_and_its_quorum() -> None:
             (old,) = processes(home)
             os.kill(old.pid, signal.SIGKILL)
 
-            async def again(replica: Replica) -> tuple[int, list[str]]:
-                while True:
-                    try:
-                        return await replica.quorum()
-                    except Exception:  # noqa: BLE001  as the manager retries
-                        await asyncio.sleep(0.1)
-
-            assert await asyncio.gather(again(a), again(b)) == [(1, ["a", "b"])] * 2, "nobody forms one alone"
+            both = await asyncio.gather(again(a), again(b))
+            assert both == [(1, ["a", "b"])] * 2, "nobody forms one alone"
             assert [p.pid for p in processes(home)] != [old.pid]
         # The next agent adopts it.
         async with lighthouses(home) as mine:
@@ -182,6 +98,136 @@ def test_a_killed_lighthouse_comes_back_with_its_doors_and_its_quorum() -> None:
             await mine.close(second)
 
     run(scene)
+
+
+def test_an_answer_that_one_replica_has_missed_is_givenagain() -> None:
+    """The lighthouse was killed when only one of two had its answer. That one waits for the other in a
+    collective and asks for nothing."""
+
+    async def scene(home: Home) -> None:
+        async with lighthouses(home) as mine:
+            first, second = RendezvousRef("ft-r0", 1), RendezvousRef("ft-r1", 1)
+            a = Replica("a", (await mine.open(seat(0), first))[0])
+            b = Replica("b", (await mine.open(seat(1), second))[0])
+            assert await asyncio.gather(a.quorum(), b.quorum()) == [(1, ["a", "b"])] * 2
+            for process in processes(home):
+                os.kill(process.pid, signal.SIGKILL)
+            b.step = 0  # b never got it
+            assert await again(b) == (1, ["a", "b"])
+            assert await asyncio.gather(a.quorum(), b.quorum()) == [(1, ["a", "b"])] * 2
+            for one in (a, b):
+                one.die()
+            await mine.close(second)
+            await mine.close(first)
+
+    run(scene)
+
+
+def test_a_replica_that_made_a_step_without_the_others_gets_their_weights() -> None:
+    """Both count two steps, but the others have repeated the second one without it."""
+
+    async def scene(home: Home) -> None:
+        async with lighthouses(home) as mine:
+            first, second = RendezvousRef("ft-r0", 1), RendezvousRef("ft-r1", 1)
+            a = Replica("a", (await mine.open(seat(0), first))[0])
+            b = Replica("b", (await mine.open(seat(1), second))[0])
+            for _ in range(2):
+                await asyncio.gather(a.quorum(), b.quorum())
+            assert (a.step, b.step) == (2, 2)
+            a.step = 1  # it has not received what b sent last
+            mine.gone("ft-r1", 1)  # nor can it be reached
+            assert (await a.quorum())[1] == ["a"]
+            assert (a.step, b.step) == (2, 2)
+            asked = asyncio.create_task(b.steps())
+            while len(found := await a.steps()) == 1:  # until b has asked
+                a.step = 2
+            assert found == await asked == {"a": 2, "b": 1}, "torchft has it heal"
+            for one in (a, b):
+                one.die()
+            await mine.close(second)
+            await mine.close(first)
+
+    run(scene)
+
+
+def test_a_replica_is_left_out_and_taken_back() -> None:
+    async def scene(home: Home) -> None:
+        async with lighthouses(home) as mine:
+            refs = [RendezvousRef(f"ft-r{index}", 1) for index in range(3)]
+            found = [await mine.open(ReplicaSeat("ft", index, 3), ref) for index, ref in enumerate(refs)]
+            a, b, c = (Replica(name, at[0]) for name, at in zip("abc", found, strict=True))
+            assert await asyncio.gather(*(x.quorum() for x in (a, b, c))) == [(1, ["a", "b", "c"])] * 3
+            reader, writer = await asyncio.open_connection(*found[2][1].split(":"))
+            writer.write(b'{"port": %d, "rank": 0}\n' % int(found[2][0].rpartition(":")[2]))
+            assert await reader.readline() == b'{"changes":[],"asked":0}\n'
+            await mine.seat("ft", "ft-r2", 1, out=True, why="slow")
+            assert await reader.readline() == b'{"held":true}\n'
+            held = asyncio.create_task(c.quorum())
+            assert await asyncio.gather(a.quorum(), b.quorum()) == [(2, ["a", "b"])] * 2
+            for process in processes(home):  # a lighthouse that is restarted remembers it
+                os.kill(process.pid, signal.SIGKILL)
+            with pytest.raises(Exception, match=r"."):
+                await held
+            assert await asyncio.gather(again(a), again(b)) == [(2, ["a", "b"])] * 2
+            held = asyncio.create_task(again(c))
+            await mine.seat("ft", "ft-r2", 1, out=False, why="it is tried again")
+            assert await asyncio.gather(a.quorum(), b.quorum(), held) == [(3, ["a", "b", "c"])] * 3
+            await mine.seat("ft", "ft-r2", 1, out=True, why="slow")
+            held = asyncio.create_task(c.quorum())
+            for one, ref in ((a, refs[0]), (b, refs[1])):
+                one.die()
+                mine.gone(ref.job, ref.generation)
+            assert await held == (4, ["c"]), "it has the only weights there are"
+            writer.close()
+            c.die()
+            for ref in refs:
+                await mine.close(ref)
+
+    run(scene)
+
+
+def test_an_answer_that_was_lost_is_no_refusal() -> None:
+    """The lighthouse may have done it: it is asked again until it answers."""
+
+    async def scene(home: Home) -> None:
+        asked: list[dict[str, str]] = []
+
+        async def dies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while line := await reader.readline():
+                asked.append(json.loads(line))
+                if len(asked) <= 3:
+                    break
+                writer.write(b"{}\n")
+            writer.close()
+
+        records = home.root / "agent" / "lighthouses"
+        records.mkdir(parents=True)
+        record = BeaconRecord(set="ft", size=2, min_replicas=1, doors={"ft-r0.g1": 1})
+        (records / "ft.json").write_bytes(msgspec.json.encode(record))
+        home.sockets.mkdir(parents=True, exist_ok=True)
+        server = await asyncio.start_unix_server(dies, home.sockets / "lighthouse-ft")
+        async with lighthouses(home) as mine:
+            effect = SeatReplica(
+                id="e-1", cause=1, reason="slow", node="n", job="ft-r0", set="ft", generation=1, out=True
+            )
+            host: Any = SimpleNamespace(lighthouses=mine, node="n")
+            assert await seat_replica(host, effect) == EffectDone(node="n", effect="e-1")
+            assert asked == [{"do": "leave-out", "door": "ft-r0.g1", "why": "slow"}] * 4
+            (records / "ft.json").unlink()
+        server.close()
+
+    run(scene)
+
+
+def test_a_leave_out_that_cannot_be_recorded_is_not_done(tmp_path: Path) -> None:
+    async def scene() -> None:
+        record = BeaconRecord(set="ft", size=2, min_replicas=1, doors={"ft-r0.g1": 1})
+        beacon = Beacon(tmp_path / "no such directory" / "ft.json", record)
+        with pytest.raises(OSError, match="no such directory"):
+            await beacon._do(ControlRequest(do="leave-out", door="ft-r0.g1"))
+        assert not record.left_out, "whoever asked hears that it failed"
+
+    asyncio.run(scene())
 
 
 def test_a_replica_whose_script_has_ended_is_not_waited_for_while_its_process_lives() -> None:
@@ -239,5 +285,34 @@ def test_the_outcome_of_a_change_outlives_the_lighthouse() -> None:
             found = await mine.outcome("ft", 1)
             assert found is not None and found.step == 1
             assert await mine.outcome("ft", 1) == found
+
+    run(scene)
+
+
+@pytest.mark.parametrize("unread", ["a request", "an answer"])
+def test_a_lighthouse_that_dies_is_started_again_whatever_was_on_its_way(unread: str) -> None:
+    async def scene(home: Home) -> None:
+        async with lighthouses(home) as mine:
+            ref = RendezvousRef("ft-r0", 1)
+            a = Replica("a", (await mine.open(ReplicaSeat("ft", 0, 1), ref))[0])
+            assert await a.quorum() == (1, ["a"])
+            (old,) = processes(home)
+            if unread == "a request":  # then the connection ends with an error, and nobody reads it
+                old.suspend()
+                writer = mine._links["ft"]._writer
+                assert writer is not None
+                writer.write(b"{")
+                await writer.drain()
+            else:  # whoever asked was cancelled
+                asked = asyncio.create_task(mine.status("ft"))
+                await asyncio.sleep(0)
+                asked.cancel()
+                while not asked.done():
+                    await asyncio.sleep(0.02)
+                assert (await mine.open(ReplicaSeat("ft", 0, 1), ref))[0] == a.address, "its own answer"
+            old.kill()
+            assert await again(a) == (1, ["a"])
+            a.die()
+            await mine.close(ref)
 
     run(scene)

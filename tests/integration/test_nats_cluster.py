@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -12,7 +14,7 @@ import pytest
 import trustme
 from nats_cluster import NatsCluster
 
-from torchloom.bus import nats_stream
+from torchloom.bus import nats_link, nats_stream
 from torchloom.bus.address import BusTls
 from torchloom.bus.nats import NatsBus
 from torchloom.bus.protocol import REQUEST_TIMEOUT_S
@@ -42,6 +44,18 @@ async def eventually(action: Callable[[], Awaitable[object]]) -> object:
             if isinstance(error, UsageError) or time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.2)
+
+
+async def until(number: Callable[[], Awaitable[int]], least: int) -> None:
+    """Wait until it is at least so much; 0: until it is nothing."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        found = await eventually(number)
+        assert isinstance(found, int)
+        if found >= least if least else not found:
+            return
+        assert time.monotonic() < deadline, f"{found} instead of {least}"
+        await asyncio.sleep(0.1)
 
 
 async def connected(cluster: NatsCluster, copies: int) -> NatsBus:
@@ -179,3 +193,84 @@ def test_one_server_cannot_keep_three_copies(tmp_path: Path) -> None:
         asyncio.run(story())
     finally:
         alone.close()
+
+
+def test_disks_smaller_than_the_streams_limit_are_enough(tmp_path: Path) -> None:
+    """The limit is more than these servers may store: the stream is bounded by the disks then."""
+    cluster = NatsCluster(tmp_path, room=64 << 20)
+
+    async def provisioned() -> tuple[int, int]:
+        bus = await connected(cluster, 3)
+        try:
+            for _ in range(2):  # the first time they are made, the second time looked after
+                await eventually(bus.provision)
+            await eventually(lambda: bus.append(SUBJECT, b"stored", id="1"))
+            await until(lambda: bus.behind("n1"), 0)
+            cluster.kill(1)
+            await until(lambda: bus.behind("n1"), 1)
+            return (await bus.stored()).most_bytes, (await replicated(bus))[nats_stream.EVENT_STREAM][0]
+        finally:
+            await bus.close()
+
+    try:
+        cluster.start_all()
+        assert asyncio.run(provisioned()) == (0, 3)
+    finally:
+        cluster.close()
+
+
+def test_a_server_that_falls_silent_is_left_at_once(
+    cluster: NatsCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its host is cut off. Over TLS a polite end of the connection waits for the other side."""
+    monkeypatch.setattr(nats_link, "PING_EVERY_S", 0.2)
+
+    async def run() -> float:
+        bus = await connected(cluster, 3)
+        back = asyncio.Event()
+
+        async def is_back() -> None:
+            back.set()
+
+        try:
+            await eventually(bus.provision)
+            bus.on_reconnect.append(is_back)
+            pid = cluster.pid_at(bus._link._client.connected_url.port)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                began_s = time.monotonic()
+                await asyncio.wait_for(back.wait(), PATIENCE_S)
+                return time.monotonic() - began_s
+            finally:
+                os.kill(pid, signal.SIGCONT)
+        finally:
+            await bus.close()
+
+    assert asyncio.run(run()) < asyncio.constants.SSL_SHUTDOWN_TIMEOUT / 2
+
+
+def test_a_connection_comes_back_after_the_authority_was_replaced(tmp_path: Path) -> None:
+    """The files are read anew for each try: a long-lived client knows only the authority that is gone."""
+    one = NatsCluster(tmp_path, servers=1)
+    one.start_all()
+
+    async def run() -> None:
+        bus = await connected(one, 1)
+        back = asyncio.Event()
+
+        async def is_back() -> None:
+            back.set()
+
+        try:
+            bus.on_reconnect.append(is_back)
+            one.kill(0)
+            one.renew()
+            one.start(0)
+            await asyncio.wait_for(back.wait(), PATIENCE_S)
+        finally:
+            await bus.close()
+
+    try:
+        asyncio.run(run())
+    finally:
+        one.close()

@@ -14,6 +14,7 @@ from nvml_stand_in import NvmlStandIn, gpu
 
 from torchloom.agent.health import known_gpus
 from torchloom.agent.health.isolation import look_once, looks
+from torchloom.cli.doctor import sight
 from torchloom.model.devices import DeviceReading
 
 WITHIN_S = 120.0
@@ -180,3 +181,10 @@ def test_an_xid_error_ends_the_wait_for_the_next_look(nvml: NvmlStandIn, tmp_pat
         finally:
             process.kill()
     assert said == "xid: 79\n"
+
+
+def test_the_doctor_names_a_lost_gpu(nvml: NvmlStandIn) -> None:
+    nvml.write(3, {"1.lost": 1})
+    listed, health = sight.gpus()
+    assert listed.state == "ok" and listed.found.startswith("3 by NVML")
+    assert health.state == "limited" and "GPU 1 (" in health.sentence and "lost" in health.sentence.lower()

@@ -92,6 +92,13 @@ def schema_errors(version: str, objects: list[Object]) -> list[str]:
     return found
 
 
+def trainer_status_errors(status: Object) -> list[str]:
+    """What Trainer's schema of a TrainJob does not allow in its status."""
+    found = json.loads((HERE / f"schemas/{CRDS['TrainJob']}.json").read_text())["openAPIV3Schema"]
+    schema = _strict(found["properties"]["status"])
+    return [error.message[:300] for error in jsonschema_rs.validator_for(schema).iter_errors(status)]
+
+
 def _templates_in(version: str, one: Object) -> Iterator[str]:
     """CRDs know little of the pods inside them: those are checked as Kubernetes' own."""
     for spec in job_specs(one) if one["kind"] in CRDS else ():

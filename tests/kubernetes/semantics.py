@@ -72,6 +72,9 @@ def _pods(one: Object, objects: list[Object]) -> list[str]:
             found.append("a pod may run as root")
         if spec.get("securityContext", {}).get("seccompProfile", {}).get("type") != "RuntimeDefault":
             found.append("a pod has no seccomp profile")
+        accounts = {o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount"}
+        if spec.get("serviceAccountName", "") not in {"", *accounts}:
+            found.append(f"account {spec['serviceAccountName']} does not exist")
         mounts_token = spec.get("automountServiceAccountToken")
         if mounts_token is not False and "serviceAccountName" not in spec:
             found.append("a pod that needs no service account mounts its token")
@@ -155,8 +158,12 @@ def _refers(one: Object, objects: list[Object]) -> list[str]:
 
 def secrets_used(objects: list[Object]) -> dict[str, set[str]]:
     """Names of secrets that pods use, with the keys."""
+    return secrets_used_by([template for one in objects for template in pod_templates(one)])
+
+
+def secrets_used_by(templates: list[Object]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for template in (t for one in objects for t in pod_templates(one)):
+    for template in templates:
         for container in containers(template):
             for variable in container.get("env", []):
                 ref = variable.get("valueFrom", {}).get("secretKeyRef")
@@ -169,12 +176,17 @@ def secrets_used(objects: list[Object]) -> dict[str, set[str]]:
     return found
 
 
-def allowed_calls(objects: list[Object]) -> set[tuple[str, str, str]]:
-    """API group, resource and verb of everything that the roles allow."""
+def allowed_calls(objects: list[Object], account: str) -> set[tuple[str, str, str]]:
+    """API group, resource and verb of everything that the roles of an account allow."""
+    roles = {
+        (one["roleRef"]["kind"], one["roleRef"]["name"])
+        for one in objects
+        if one["kind"].endswith("Binding") and account in {subject["name"] for subject in one["subjects"]}
+    }
     return {
         (group, resource, verb)
         for one in objects
-        if one["kind"] in ("Role", "ClusterRole")
+        if (one["kind"], one["metadata"]["name"]) in roles
         for rule in one["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]

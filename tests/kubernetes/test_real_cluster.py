@@ -2,10 +2,12 @@
 
     KUBECONFIG=~/.kube/config LOOM_IMAGE=registry.example/torchloom:0.1.0 make test-kubernetes
 
-Needs kubectl on PATH, an image that the cluster can pull, and a storage class. LOOM_RWX_CLASS names one for
-ReadWriteMany, where the pods share their checkpoints; without it they are on a volume of one node, and both
-pods are scheduled there. Everything is in a namespace of its own, which is deleted at the end. One node is
-cordoned and uncordoned; of its pods only ours are evicted. Skipped without KUBECONFIG.
+Needs kubectl on PATH, an image with a tag that the cluster can pull or has already, rights to make a
+namespace and cluster roles, and a default storage class. LOOM_RWX_CLASS names one for ReadWriteMany, where
+the pods share their checkpoints; without it they are on a volume of one node, and both pods are bound to it.
+Everything is in a namespace of its own, in which Kubernetes enforces the restricted Pod Security Standard and
+which is deleted at the end. One node is cordoned and uncordoned; of its pods only ours are evicted. Skipped
+without KUBECONFIG.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from manifests import CHART, HELM, Object
 PATIENCE_S = 600.0
 STEPS = 100_000
 """More than are ever made: the test ends the job."""
+WHERE = "LOOM_HOME=/tmp/cli LOOM_CA=/etc/torchloom/tls/ca.crt LOOM_ADDRESS=https://localhost:8700"
 
 pytestmark = [
     pytest.mark.long,
@@ -46,7 +49,7 @@ class Cluster:
 
     def run(self, *command: str, given: str | None = None, check: bool = True) -> str:
         done = subprocess.run(
-            command, input=given, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            command, input=given, capture_output=True, text=True, timeout=PATIENCE_S + 60, check=False
         )
         if check and done.returncode:
             raise AssertionError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}\n{self.facts()}")
@@ -61,7 +64,13 @@ class Cluster:
     def facts(self) -> str:
         """What a person would look at first."""
         found = []
-        for words in (["get", "pods", "-o", "wide"], ["get", "events", "--sort-by=.lastTimestamp"]):
+        logs = ["logs", "--all-containers", "--prefix", "--tail=40", "--ignore-errors"]
+        for words in (
+            ["get", "pods", "-o", "wide"],
+            ["get", "events", "--sort-by=.lastTimestamp"],
+            [*logs, "-l", "app.kubernetes.io/instance=torchloom"],
+            [*logs, "-l", "torchloom.dev/agent=true"],
+        ):
             done = subprocess.run(
                 ["kubectl", "-n", self.namespace, *words],
                 capture_output=True,
@@ -84,6 +93,7 @@ class Cluster:
     # -- torchloom --------------------------------------------------------------------------------------
     def install(self, *flags: str) -> None:
         repository, _, tag = self.image.rpartition(":")
+        assert repository and "/" not in tag, f"LOOM_IMAGE is NAME:TAG, not {self.image!r}"
         self.run(
             *(self.helm, "upgrade", "--install", "torchloom", str(CHART), "--namespace", self.namespace),
             *("--set", f"image.repository={repository},image.tag={tag},nats.storage=1Gi", *flags),
@@ -92,8 +102,7 @@ class Cluster:
 
     def loom(self, *args: str, check: bool = True) -> str:
         """A command inside a weaver's pod, which trusts itself."""
-        where = "LOOM_HOME=/tmp/cli LOOM_CA=/etc/torchloom/tls/ca.crt LOOM_ADDRESS=https://localhost:8700"
-        words = ["sh", "-c", f'{where} exec loom "$@"', "loom", *args]
+        words = ["sh", "-c", f'{WHERE} exec loom "$@"', "loom", *args]
         return self.kubectl("exec", "deploy/torchloom-weaver", "-c", "weaver", "--", *words, check=check)
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -101,19 +110,25 @@ class Cluster:
         return found
 
     def job(self) -> dict[str, Any]:
+        """Asked again while nobody answers: `exec` fails while the weaver's pod is replaced."""
+        found: dict[str, Any] = self.wait(self._job, "the control service knows the job")
+        return found
+
+    def _job(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.loom("status", "train", "--json", check=False) or "{}")
         return found
 
     def trains_on(self, least_step: int = 1) -> Any:
         """The pods that train, once both do and have reached that step."""
-        job = self.job()
+        job = self._job()
         on = [worker["node"] for worker in job.get("workers", [])]
-        trains = job.get("state") == "running" and len(on) == 2 and job["step"] >= least_step
+        trains = job.get("state") == "running" and len(on) == 2 and (job["step"] or 0) >= least_step
         return on if trains else None
 
     def pods(self) -> list[Object]:
-        found: list[Object] = self.get("pods", "-l", "batch.kubernetes.io/job-name=train")["items"]
-        return found
+        """Of the job; not those that were replaced."""
+        found = self.get("pods", "-l", "batch.kubernetes.io/job-name=train")["items"]
+        return [one for one in found if "deletionTimestamp" not in one["metadata"]]
 
     def pod(self, name: str) -> Object:
         (found,) = [one for one in self.pods() if one["metadata"]["name"] == name]
@@ -149,6 +164,14 @@ def training(cluster: Cluster) -> Object:
     pod["terminationGracePeriodSeconds"] = 120
     (container,) = pod["containers"]
     container["image"] = cluster.image
+    container["resources"] = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
+    if not os.environ.get("LOOM_RWX_CLASS"):
+        beside = {
+            "topologyKey": "kubernetes.io/hostname",
+            "labelSelector": {"matchLabels": {"shares": "train"}},
+        }
+        spec["template"]["metadata"]["labels"]["shares"] = "train"
+        pod["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [beside]}}
     container["args"] = ["--nnodes=2", "--nproc-per-node=1", "-m", "torchloom.examples.char_gpt"]
     # A plain Job has no labels of a JobSet.
     env = [one for one in container["env"] if not one["name"].startswith("LOOM_POD_")]
@@ -174,15 +197,17 @@ def cluster() -> Iterator[Cluster]:
     made = Cluster()
     made.run("kubectl", "create", "namespace", made.namespace)
     try:
+        strict = "pod-security.kubernetes.io/enforce=restricted"
+        made.run("kubectl", "label", "namespace", made.namespace, strict)
         yield made
     finally:
         for node in made.cordoned:
             made.run("kubectl", "uncordon", node, check=False)
         made.run("kubectl", "delete", "namespace", made.namespace, "--wait=false", check=False)
-        name = f"torchloom-{made.namespace}-controller"
-        made.run(
-            "kubectl", "delete", "clusterrole,clusterrolebinding", name, "--ignore-not-found", check=False
-        )
+        for part in ("controller", "weaver"):
+            name = f"torchloom-{made.namespace}-{part}"
+            kinds = "clusterrole,clusterrolebinding"
+            made.run("kubectl", "delete", kinds, name, "--ignore-not-found", check=False)
 
 
 def test_install_train_lose_a_pod_drain_upgrade_uninstall(cluster: Cluster) -> None:
@@ -199,7 +224,10 @@ def test_install_train_lose_a_pod_drain_upgrade_uninstall(cluster: Cluster) -> N
     # -- a job of two pods ------------------------------------------------------------------------------
     for one in (claim(cluster), training(cluster)):
         cluster.kubectl("apply", "-f", "-", given=json.dumps(one))
-    first = cluster.wait(lambda: cluster.trains_on(40), "two pods train")
+    first = cluster.wait(
+        lambda: (now := cluster.trains_on(40)) and cluster.job()["checkpoint_step"] and now,
+        "two pods train and have saved: their agents joined by the tokens of their pods",
+    )
     assert sorted(first) == sorted(pod["metadata"]["name"] for pod in cluster.pods()), "nodes are pods"
 
     # -- a pod is killed without notice -----------------------------------------------------------------
@@ -219,7 +247,7 @@ def test_install_train_lose_a_pod_drain_upgrade_uninstall(cluster: Cluster) -> N
     cluster.cordoned.append(host)
     cluster.run("kubectl", "cordon", host)
     cluster.wait(
-        lambda: any("cordoned" in node["drained"] for node in cluster.nodes() if node["id"] == on[0]),
+        lambda: any("cordoned" in (node["drained"] or "") for node in cluster.nodes() if node["id"] == on[0]),
         "the controller reports the cordoned node",
     )
     # As `kubectl drain` does, for our pod alone.
@@ -249,6 +277,17 @@ def test_install_train_lose_a_pod_drain_upgrade_uninstall(cluster: Cluster) -> N
     now = cluster.wait(lambda: cluster.trains_on(before["step"] + 10), "it trains on")
     assert now == on and cluster.job()["generation"] == before["generation"]
 
+    # -- agents as a DaemonSet ----------------------------------------------------------------------------
+    cluster.install("--set", "weaver.keepHistory=30000,daemonset.enabled=true,daemonset.slots=1")
+    agents = cluster.get("daemonset", "torchloom-agent")["status"]["desiredNumberScheduled"]
+    assert agents >= 1
+    cluster.wait(
+        lambda: (
+            sum("torchloom-agent" in n["id"] and n["state"] == "ready" for n in cluster.nodes()) == agents
+        ),
+        "every node of Kubernetes has an agent",
+    )
+
     # -- the end ----------------------------------------------------------------------------------------
     cluster.loom("stop", "train")
     cluster.wait(
@@ -256,7 +295,10 @@ def test_install_train_lose_a_pod_drain_upgrade_uninstall(cluster: Cluster) -> N
     )
     cluster.run(cluster.helm, "uninstall", "torchloom", "--namespace", cluster.namespace, "--wait")
     left = cluster.get(
-        "deployments,statefulsets,services,secrets,networkpolicies,poddisruptionbudgets,roles"
+        "deployments,statefulsets,daemonsets,services,secrets,configmaps,serviceaccounts,"
+        "networkpolicies,poddisruptionbudgets,roles,rolebindings"
     )["items"]
     ours = [one["metadata"]["name"] for one in left if one["metadata"]["name"].startswith("torchloom")]
     assert ours == []
+    roles = cluster.run("kubectl", "get", "clusterroles,clusterrolebindings", "-o", "name").split()
+    assert [one for one in roles if cluster.namespace in one] == []

@@ -23,6 +23,7 @@ class Server:
     """The objects, and requests that are still on their way."""
 
     where = "nowhere"
+    reads_at_once = 4
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -66,6 +67,7 @@ class Program:
     """A program that talks to the server through a network that its turns decide."""
 
     where = "nowhere"
+    reads_at_once = 4
 
     def __init__(self, server: Server, body: Callable[[Program], None]) -> None:
         self._server = server

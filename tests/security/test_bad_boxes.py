@@ -69,6 +69,7 @@ def new_host(workers: list[LocalWorker]) -> Any:
         node="n1",
         session="s",
         epoch=1,
+        fleet_nodes=1,
         log_limit=1 << 20,
         log_watch=SimpleNamespace(follow=lambda _: None),
         readings={},

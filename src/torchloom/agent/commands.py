@@ -18,7 +18,8 @@ from torchloom.agent.checkpoints.memory_tiers import release_memory
 from torchloom.agent.health.device_tests import DeviceTests
 from torchloom.agent.host import Host
 from torchloom.agent.injection.faults import inject
-from torchloom.agent.lighthouse.share_change import share_change
+from torchloom.agent.lighthouse.move_lighthouse import move_lighthouse
+from torchloom.agent.lighthouse.share_change import seat_replica, share_change
 from torchloom.agent.logs.removal import remove_job_files
 from torchloom.agent.mail import post_mail
 from torchloom.agent.processes.exits import ExitWatch
@@ -32,9 +33,11 @@ from torchloom.errors import LoomError
 from torchloom.model.effects import (
     Effect,
     InjectFault,
+    MoveLighthouse,
     PostMail,
     ReleaseMemory,
     RemoveJobFiles,
+    SeatReplica,
     ShareChange,
     StartRendezvous,
     StartWorkers,
@@ -70,9 +73,11 @@ class _Known:
 
 
 def _worth_another_try(known: _Known) -> bool:
-    """Nothing else will end a worker that counts as dead, and its job waits for that end."""
-    failed = isinstance(known.result, EffectFailed)
-    return failed and isinstance(known.effect, StopWorkers) and known.effect.strays
+    """Nothing else will end a worker that counts as dead, and its job waits for that end; nor will anything
+    else bring a lighthouse to where it is needed."""
+    effect, failed = known.effect, isinstance(known.result, EffectFailed)
+    strays = isinstance(effect, StopWorkers) and effect.strays
+    return failed and (strays or isinstance(effect, MoveLighthouse))
 
 
 class Commands:
@@ -102,6 +107,8 @@ class Commands:
                 log.warning("a command for another agent of the name %s is left to it", self._host.node)
                 return  # stay silent: our refusal might arrive before the addressed agent's answer
             receipt = await self._check_epoch(command) or self._accept(command)
+            if receipt.accepted:
+                self._host.fleet_nodes = command.nodes
         await self._bus.respond(message, codec.encode(receipt))
 
     async def _check_epoch(self, command: Command) -> Receipt | None:
@@ -176,6 +183,10 @@ class Commands:
                 return await self._tests.run(effect)
             case ShareChange():
                 return await share_change(self._host, effect)
+            case MoveLighthouse():
+                return await move_lighthouse(self._host, effect)
+            case SeatReplica():
+                return await seat_replica(self._host, effect)
             case InjectFault():
                 return inject(self._host, self._bus, effect, self._tasks)
             case _:

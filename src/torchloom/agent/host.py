@@ -72,6 +72,8 @@ class LocalWorker:
     damaged_box: Path | None = None
     """The file of an unreadable box; removed with the worker."""
     started_ns: int = field(default_factory=time.monotonic_ns)
+    signalled: bool = True
+    """Whether this agent may have sent it a signal. Unknown of one that another agent started: it may."""
     ending: bool = False
     """Its process has ended; the exit report is being prepared."""
     told: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,6 +102,25 @@ class LocalWorker:
         """Beginning of the ids of its events: the same after a restart of the agent, unique per process."""
         ref = self.ref
         return f"{ref.job}.r{ref.rank}.g{ref.generation}.i{ref.incarnation}.{self.pid}-{self.start_ticks}"
+
+    def signal_group(self, number: int) -> None:
+        """Signal it and everything in its process group."""
+        self._send(number, alone=False)
+
+    def signal_alone(self, number: int) -> None:
+        self._send(number, alone=True)
+
+    def _send(self, number: int, *, alone: bool) -> None:
+        process = self.process
+        if process is None:
+            return
+        # If it is dead already, what it died of was not sent from here. It is sent anyway: a process whose
+        # main thread has ended looks dead and is not.
+        self.signalled = self.signalled or process.alive
+        if alone:
+            process.signal_alone(number)
+        else:
+            process.signal_group(number)
 
     @property
     def began_ns(self) -> int:
@@ -143,8 +164,12 @@ class Host:
     kernel_log: KernelLog = field(default_factory=KernelLog)
     log_watch: LogWatch = field(default_factory=LogWatch)
     epoch: int = 0
+    fleet_nodes: int = 0
+    """How many nodes there are, as the last command said."""
     door: MemoryDoor | None = None
-    """Where other agents bring and fetch states in memory."""
+    """Where other agents bring and fetch states in memory, and ask for lighthouses."""
+    copies: bool = True
+    """Whether copies of states in memory are sent and taken."""
     domain: str = ""
     """What fails together with this host."""
     workers: dict[WorkerRef, LocalWorker] = field(default_factory=dict)
@@ -169,6 +194,11 @@ class Host:
     def running(self) -> list[LocalWorker]:
         return [worker for worker in self.workers.values() if not worker.ending]
 
+    def answer_agents(self) -> None:
+        """Other agents have something to ask from now on."""
+        if self.door is not None:
+            self.door.open()
+
     def inventory(self) -> Inventory:
         # Also workers whose exit is reported: the report may not be in the stream yet.
         ending = [w for w in self.workers.values() if w.ending]
@@ -183,7 +213,8 @@ class Host:
             exits_to_come=tuple(w.ref for w in ending),
             stores=tuple(s.ref for s in self.stores.values() if not s.gone.is_set()),
             highest_epoch=self.epoch,
-            memory_port=self.door.port if self.door is not None else 0,
+            memory_port=self.door.port if self.door is not None and self.copies else 0,
+            agents_port=self.door.port if self.door is not None else 0,
             domain=self.domain,
             version=__version__,
         )

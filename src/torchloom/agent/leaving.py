@@ -54,4 +54,4 @@ async def _empty(host: Host, until_s: float) -> bool:
 def _signal(workers: list[LocalWorker], number: signal.Signals) -> None:
     for worker in workers:
         if worker.process is not None:
-            worker.process.signal_group(number)
+            worker.signal_group(number)

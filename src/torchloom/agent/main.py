@@ -21,7 +21,7 @@ from torchloom.agent.host import Host
 from torchloom.agent.journal import Journal
 from torchloom.agent.lighthouse.keeper import Lighthouses
 from torchloom.agent.logs.files import DEFAULT_LIMIT
-from torchloom.agent.neighbour.copier import Copier
+from torchloom.agent.neighbour.copier import Copier, bandwidth
 from torchloom.agent.neighbour.door import MemoryDoor
 from torchloom.agent.node_name import Name
 from torchloom.agent.observe import boxes, devices, pulse, stopped_replicas
@@ -31,6 +31,7 @@ from torchloom.agent.processes import adopt, fencing
 from torchloom.agent.processes.exits import ExitWatch
 from torchloom.agent.processes.learned_spawners import LearnedSpawners
 from torchloom.agent.processes.recipe import recipe
+from torchloom.agent.processes.reserve_processes import ReserveProcesses
 from torchloom.agent.processes.spawners import Spawners
 from torchloom.agent.processes.worker_environment import without_secrets
 from torchloom.agent.queries import Queries
@@ -91,7 +92,8 @@ async def serve(
         await host.spawners.reconnect()
         if prewarm:
             tasks.start(_prewarm(host), "prewarm")
-        await host.lighthouses.adopt()
+        if await host.lighthouses.adopt():
+            host.answer_agents()
         await _adopt(host, watch)
         samples = Samples(host)
         windows = Windows(host, samples)
@@ -114,6 +116,7 @@ async def serve(
         tasks.keep(lambda: fencing.enforce(host), "fence")
         tasks.keep(lambda: memory_tiers.keep(host), "memory tiers")
         tasks.keep(Copier(host).run, "copies in memory")
+        tasks.keep(ReserveProcesses(host).run, "reserve processes")
         if ready is not None:
             ready.set()
         tasks.keep(name.keep, "name")
@@ -173,7 +176,7 @@ def _host(
     def job_lives(job: str) -> bool:
         return any(ref.job == job for ref in (*host.workers, *host.starting))
 
-    spawners = Spawners(home, has_workers)
+    spawners, lighthouses = Spawners(home, has_workers), Lighthouses(home, tasks, node, address)
     host = Host(
         home=home,
         node=node,
@@ -186,8 +189,9 @@ def _host(
         reporter=Reporter(bus, node, session),
         spawners=spawners,
         learned=LearnedSpawners(home, spawners, job_lives),
-        lighthouses=Lighthouses(home, tasks),
-        door=MemoryDoor(home, address),
+        lighthouses=lighthouses,
+        door=MemoryDoor(home, address, lighthouses.gate),
+        copies=bool(bandwidth(os.environ)),
         domain=os.environ.get("LOOM_FAILURE_DOMAIN", "")[:128],
         epoch=journal.epoch(),
     )

@@ -30,7 +30,9 @@ BODY_WITHIN_S = 30.0
 """How long to wait for the next piece of a body."""
 
 PREFIX = "/api/v1"
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/login", "/join", "/join/ca"})
+OPEN_PATHS = frozenset(
+    {"/health", "/health/live", "/health/ready", "/login", "/join", "/join/pod", "/join/ca"}
+)
 """Paths that need no token: they report only what everybody may know, or take a token of their own."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 COOKIE = "loom_session"
@@ -99,7 +101,9 @@ class AccessGuard:
             return problem(400, "usage", "The path holds a control character.")
         path = scope["path"].removeprefix(PREFIX)
         if path in OPEN_PATHS:
-            if path in ("/login", "/join") and not _from_our_page(scope, headers, origin_needed=False):
+            if path in ("/login", "/join", "/join/pod") and not _from_our_page(
+                scope, headers, origin_needed=False
+            ):
                 return problem(403, "not-allowed", "Another site's page cannot use this.")
         else:
             refusal = self._refuse_caller(scope, headers)

@@ -92,6 +92,14 @@ class JoinControl(Protocol):
         """Admit a host; NotAllowed if the token does not allow it."""
         ...
 
+    async def admit_pod(self, token: str, key: str) -> tuple[str, JoinAnswer]:
+        """Admit the pod whose service account token this is; its name as a node, and what it needs."""
+        ...
+
+    def pod_of(self, token: str) -> str:
+        """The node whose pod this token of the API was made for, while it is admitted; else empty."""
+        ...
+
     async def revoke(self, node: str, by: str) -> None:
         """Take back a host's credential. Returns when the bus refuses it."""
         ...

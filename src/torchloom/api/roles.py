@@ -13,7 +13,7 @@ from torchloom.errors import NotAllowed
 
 PROBES = frozenset({"healthLive", "healthReady"})
 """Not in the API's document: their answer is a status alone."""
-OPEN = PROBES | {"health", "login", "join", "joinAuthorities"}
+OPEN = PROBES | {"health", "login", "join", "joinPod", "joinAuthorities"}
 """Operations that need no token: they report only what everybody may know, or take a token of their own."""
 READERS_MAY = frozenset({"logout", "loginLink"})
 """What a reader may do although it is not a GET."""

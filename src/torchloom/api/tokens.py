@@ -11,17 +11,21 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from torchloom.api.schemas.bodies import Identity, Role, TokenMade, TokenView
 from torchloom.api.sessions import EndedSessions, write_private
-from torchloom.errors import Conflict, HomeUnusable, NotFound
+from torchloom.errors import Conflict, HomeUnusable, NotAllowed, NotFound
 
 SESSION_S = 12 * 3600
 FIRST = "admin"
 """Name of the token that the home was made with; it cannot be removed here."""
+
+POD = "pod "
+"""Before the node in the name of a pod's token: no token that a person makes has a space in its name."""
 
 
 class TokenEntry(msgspec.Struct, frozen=True):
@@ -34,7 +38,11 @@ class TokenEntry(msgspec.Struct, frozen=True):
 class Tokens:
     """All tokens of one service. The file is read again when another service of this home has changed it."""
 
-    def __init__(self, first: str, path: Path | None = None) -> None:
+    def __init__(
+        self, first: str, path: Path | None = None, pod_of: Callable[[str], str] | None = None
+    ) -> None:
+        """`pod_of`: the node whose pod has this token, for tokens that end with a node's admission."""
+        self._pod_of = pod_of
         self._first = TokenEntry(FIRST, "admin", _hash(first), 0)
         self._path = path
         self._stamp: tuple[int, int] | None = None
@@ -49,10 +57,15 @@ class Tokens:
         for entry in self._entries.values():
             if hmac.compare_digest(given, entry.hash):
                 found = entry
-        return Identity(name=found.name, role=found.role) if found else None
+        if found is not None:
+            return Identity(name=found.name, role=found.role)
+        node = self._pod_of(token) if self._pod_of is not None else ""
+        return Identity(name=f"{POD}{node}", role="operator") if node else None
 
     # -- sessions of browsers ---------------------------------------------------------------------
     def new_session(self, who: Identity, now_s: float) -> str:
+        if who.name not in self._entries:
+            raise NotAllowed("A pod's token opens no session", hint="log in with a token of your own")
         text = f"{who.name}.{secrets.token_hex(8)}.{int(now_s) + SESSION_S}"
         return f"{text}.{self._sign(self._entries[who.name], text)}"
 

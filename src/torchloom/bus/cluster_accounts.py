@@ -12,8 +12,11 @@ subject; that is no command, and the agent drops it.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import secrets
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 
 from torchloom.bus import nats_jwt
@@ -37,6 +40,8 @@ _EVENT, _LEASE = "loom.v1.event.node.*.report", "loom.v1.lease.*"
 _HEARD = ("loom.v1.telemetry.*", "loom.v1.window.*")
 _ASKED = ("loom.v1.command.*", "loom.v1.query.*")
 ANSWER_WITHIN_S = 120.0
+CLAIMS_OF_S = 1_790_000_000
+"""The date of the accounts' claims where keys are derived from a secret: raise it when the claims change."""
 AGENT_SUBSCRIPTIONS = 256
 
 
@@ -55,20 +60,30 @@ class ClusterKeys:
 
     @classmethod
     def new(cls) -> ClusterKeys:
+        return cls._made(lambda _: secrets.token_bytes(32))
+
+    @classmethod
+    def derived(cls, secret: bytes) -> ClusterKeys:
+        """The same keys wherever the same secret is: servers and weavers need no other file in common."""
+        return cls._made(lambda name: derived_key(secret, f"cluster {name}"))
+
+    @classmethod
+    def _made(cls, chance: Callable[[str], bytes]) -> ClusterKeys:
+        """`chance`: 32 bytes for the key of this name."""
         import nkeys
 
-        def seed(prefix: int) -> str:
-            made: bytes = nkeys.encode_seed(secrets.token_bytes(32), prefix)
+        def seed(name: str, prefix: int) -> str:
+            made: bytes = nkeys.encode_seed(chance(name), prefix)
             return made.decode()
 
         account = nkeys.PREFIX_BYTE_ACCOUNT
         return cls(
-            operator=seed(nkeys.PREFIX_BYTE_OPERATOR),
-            weavers=seed(account),
-            agents=seed(account),
-            system=seed(account),
-            user=seed(nkeys.PREFIX_BYTE_USER),
-            environments=secrets.token_hex(32),
+            operator=seed("operator", nkeys.PREFIX_BYTE_OPERATOR),
+            weavers=seed("weavers", account),
+            agents=seed("agents", account),
+            system=seed("system", account),
+            user=seed("user", nkeys.PREFIX_BYTE_USER),
+            environments=chance("environments").hex(),
         )
 
     @classmethod
@@ -165,6 +180,12 @@ class ServerPlace:
     certificate: str
     key: str
     ca: str
+    route_password: str = field(default="", repr=False)
+    """What servers prove themselves to each other with; empty: their certificates do."""
+    monitor_port: int = 0
+    """For health checks, without TLS; 0: none."""
+    console: bool = False
+    """Log to the standard error instead of a file."""
 
 
 def server_config(cluster: str, place: ServerPlace, routes: list[str], keys: ClusterKeys, at_s: int) -> str:
@@ -176,9 +197,6 @@ def server_config(cluster: str, place: ServerPlace, routes: list[str], keys: Clu
         "host": place.address,
         "port": place.port,
         "max_payload": MAX_MESSAGE_BYTES,
-        "log_file": f"{place.directory}/nats.log",
-        "logfile_size_limit": LOG_BYTES,
-        "logfile_max_num": LOG_FILES,
         "tls": tls,
         "jetstream": {
             "store_dir": f"{place.directory}/jetstream",
@@ -191,15 +209,33 @@ def server_config(cluster: str, place: ServerPlace, routes: list[str], keys: Clu
         "resolver": {"type": "full", "dir": f"{place.directory}/claims", "interval": "1m"},
         "resolver_preload": keys.accounts(at_s),
     }
+    if not place.console:
+        log = f"{place.directory}/nats.log"
+        config |= {"log_file": log, "logfile_size_limit": LOG_BYTES, "logfile_max_num": LOG_FILES}
+    if place.monitor_port:
+        config["http_port"] = place.monitor_port
     if len(routes) > 1:
         config["cluster"] = {
             "name": cluster,
             "host": place.address,
             "port": place.route_port,
             "routes": routes,
-            "tls": {**tls, "verify": True},
+            "tls": {**tls, "verify": not place.route_password},
+            **_route_password(place.route_password),
         }
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+
+
+def _route_password(password: str) -> dict[str, object]:
+    if not password:
+        return {}
+    # Servers with addresses of their own, such as pods, are known by the names in `routes` alone.
+    return {"authorization": {"user": "route", "password": password, "timeout": 5}, "no_advertise": True}
+
+
+def derived_key(secret: bytes, what: str) -> bytes:
+    """One of the keys that follow from a secret."""
+    return hmac.digest(secret, f"torchloom {what}".encode(), hashlib.sha256)
 
 
 def _export(kind: str, subject: str) -> dict[str, object]:

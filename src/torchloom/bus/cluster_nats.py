@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
 from torchloom.bus.address import BusAddress
 from torchloom.bus.embedded import EmbeddedNats, Role, ServerIdentity
 from torchloom.home import private_directory
+
+ANSWER_WITHIN_S = 3.0
 
 
 class ClusterNats(EmbeddedNats):
@@ -41,11 +45,26 @@ class ClusterNats(EmbeddedNats):
             private_directory(path)
         self._write_private(self.config_file, self._config())
 
-    def reload(self) -> None:
-        """Let the running server read its configuration and certificates again."""
+    def reload(self) -> bool:
+        """Let the running server read its configuration and certificates again; False if none runs."""
         pid = self.pid()
         if pid is not None:
             os.kill(pid, signal.SIGHUP)
+        return pid is not None
+
+    def certificate(self) -> bytes | None:
+        """What the running server proves itself with now (DER); None if it does not answer."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        try:
+            with socket.create_connection((self.host, self.port), timeout=ANSWER_WITHIN_S) as plain:
+                greeting = b""
+                while not greeting.endswith(b"\n") and (more := plain.recv(1)):
+                    greeting += more
+                with context.wrap_socket(plain) as proven:
+                    return proven.getpeercert(binary_form=True)
+        except OSError:
+            return None
 
     def _identity(self) -> ServerIdentity:
         return self._known

@@ -118,6 +118,10 @@ class MemorySubscription:
         self.pump = HandlerPump(pattern, handler)
         self._bus = bus
 
+    @property
+    def waiting(self) -> int:
+        return self.pump.waiting
+
     async def unsubscribe(self) -> None:
         if self in self._bus.subscriptions:
             self._bus.subscriptions.remove(self)
@@ -263,7 +267,7 @@ class MemoryBus:
         return self._answers.get(inbox) if self.connected else None
 
     async def subscribe(
-        self, subject: str, handler: Handler, admit: Admit | None = None
+        self, subject: str, handler: Handler, admit: Admit | None = None, *, apart: bool = False
     ) -> MemorySubscription:
         await self.online(REQUEST_TIMEOUT_S)
         subscription = MemorySubscription(self, subject, handler, admit)
@@ -337,6 +341,9 @@ class MemoryBus:
         await self.online(REQUEST_TIMEOUT_S)
         counts = {subject: n for subject, n in self.hub.counts.items() if of and matches(of, subject)}
         return StreamState(await self.first_seq(), self.hub.last, self.hub.size, by_subject=counts)
+
+    async def behind(self, server: str) -> int:
+        return 0  # there is one copy
 
     async def takes_events(self, within_s: float) -> bool:
         return self.connected

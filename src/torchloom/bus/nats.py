@@ -1,8 +1,8 @@
 """The real bus, on NATS and JetStream.
 
-Owns nothing but the assembly: the connection is `nats_link`, storing `nats_stream`, reading `nats_reader`,
-the lease `nats_lease`. Objects go through nats-py's object store. An agent uses `publish`, `subscribe`,
-`respond` and `append` only: its credentials allow no more.
+Owns nothing but the assembly: a connection is `nats_link` (a large flow has one of its own), storing
+`nats_stream`, reading `nats_reader`, the lease `nats_lease`. Objects go through nats-py's object store. An
+agent uses `publish`, `subscribe`, `respond` and `append` only: its credentials allow no more.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ class NatsSubscription:
         self._pump = pump
         self._inner = inner
 
+    @property
+    def waiting(self) -> int:
+        return self._pump.waiting
+
     async def unsubscribe(self) -> None:
         self._pump.stop()
         await self._inner.unsubscribe()
@@ -56,6 +60,8 @@ class NatsBus:
         self._link = link
         self._copies = copies
         self._pumps: list[HandlerPump] = []
+        self._second: Link | None = None
+        self._opening = asyncio.Lock()
 
     @classmethod
     async def connect(
@@ -88,21 +94,37 @@ class NatsBus:
         check_size(subject, data)
         await self._link.publish(subject, data)
 
-    async def subscribe(self, subject: str, handler: Handler, admit: Admit | None = None) -> NatsSubscription:
-        await self._link.wait_connected(REQUEST_TIMEOUT_S)
+    async def subscribe(
+        self, subject: str, handler: Handler, admit: Admit | None = None, *, apart: bool = False
+    ) -> NatsSubscription:
+        link = await self._flow() if apart else self._link
+        await link.wait_connected(REQUEST_TIMEOUT_S)
         pump = HandlerPump(subject, handler)
 
+        def take(subject: str, data: bytes, reply: str) -> None:
+            if admit is None or admit(subject, len(data)):
+                pump.deliver(Message(subject, data, reply))
+
         async def receive(message: Any) -> None:
-            if admit is None or admit(message.subject, len(message.data)):
-                pump.deliver(Message(message.subject, message.data, message.reply))
+            take(message.subject, message.data, message.reply)
 
         try:
-            inner = await self._link.subscribe(subject, receive)
+            inner = await link.subscribe(subject, receive, take)
         except BaseException:
             pump.cancel()
             raise
         self._pumps.append(pump)
         return NatsSubscription(pump, inner)
+
+    async def _flow(self) -> Link:
+        """A second connection: on the first one, acknowledgements would arrive behind everything that the
+        server has sent and we have not read yet, and the lease would be lost to a backlog of telemetry."""
+        async with self._opening:
+            if self._second is None:
+                link = Link(self._link.address, f"{self._link.name} (flow)")
+                await link.open(REQUEST_TIMEOUT_S)
+                self._second = link
+        return self._second
 
     async def request(self, subject: str, data: bytes, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes:
         check_size(subject, data)
@@ -163,6 +185,9 @@ class NatsBus:
             most_bytes=max(0, int(info["config"].get("max_bytes", 0))),
             by_subject={str(subject): int(n) for subject, n in (state.get("subjects") or {}).items()},
         )
+
+    async def behind(self, server: str) -> int:
+        return await nats_stream.behind(self._link, server, REQUEST_TIMEOUT_S)
 
     async def takes_events(self, within_s: float) -> bool:
         return await nats_stream.takes_events(self._link, within_s)
@@ -237,12 +262,14 @@ class NatsBus:
             lost.cancel()
 
     async def cut(self, for_s: float) -> None:
-        await self._link.cut(for_s)
+        for link in filter(None, (self._link, self._second)):
+            await link.cut(for_s)
 
     async def close(self) -> None:
         for pump in self._pumps:
             pump.cancel()
-        await self._link.close()
+        for link in filter(None, (self._second, self._link)):
+            await link.close()
 
 
 if TYPE_CHECKING:

@@ -1,8 +1,10 @@
-"""nats-py's client with four additions: it signs in only where the server's end belongs to the right user, a
-closed client stays closed, a server whose TLS fails does not keep it from the others, and servers that answer
-but do not let it in, as after `loom node revoke`, are asked less and less often.
+"""nats-py's client with seven additions: it signs in only where the server's end belongs to the right user, a
+closed client stays closed, a server whose TLS fails does not keep it from the others, the TLS files are read
+anew for each connection, a server that falls silent is left at once, and servers that answer but do not let
+it in, as after `loom node revoke`, are asked less and less often, and messages of large flows are handed over
+without a queue and a task between them and the receiver, which cost more than reading them.
 
-Owns these four. The reconnecting and everything above it is `nats_link`.
+Owns these seven. The reconnecting and everything above it is `nats_link`.
 """
 
 from __future__ import annotations
@@ -10,12 +12,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import ssl
+from collections.abc import Callable
 
 from torchloom import peer
 from torchloom.bus.nats_package import nats
+from torchloom.errors import UsageError
 
 CLOSE_WITHIN_S = 2.0
 REFUSED_FIRST_S, REFUSED_MOST_S = 0.5, 60.0
+
+
+Straight = Callable[[str, bytes, str], None]
+"""Takes subject, data and reply subject of a message at once, in the task that reads the socket."""
 
 
 class StrangeServer(nats.errors.Error):  # type: ignore[misc] # nats-py has no types
@@ -43,11 +52,15 @@ class Refusals:
 
 
 class NatsClient(nats.aio.client.Client):  # type: ignore[misc] # nats-py has no types
-    def __init__(self, owner: int | None, refusals: Refusals) -> None:
+    def __init__(
+        self, owner: int | None, refusals: Refusals, tls: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
         super().__init__()
+        self._tls = tls
         self._refusals = refusals
         self._owner = owner
         self._ended = False
+        self._straight: dict[int, Straight] = {}
         self.checked = False
         """Whether the check below ran for this connection: a new nats-py must not lose it silently."""
 
@@ -68,6 +81,21 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc] # nats-py has no
         command: bytes = super()._connect_command()
         return command
 
+    def hand_straight(self, subscription: object, to: Straight) -> None:
+        """From now on, messages of this subscription go to `to`; its callback is not called any more."""
+        self._straight[subscription._id] = to  # type: ignore[attr-defined] # nats-py has no types
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        to = self._straight.get(sid)
+        if to is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        to(subject.decode(), data, reply.decode())
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        super()._remove_sub(sid, max_msgs)
+        self._straight.pop(sid, None)
+
     def end(self) -> None:
         """Try no server again. Closing alone does not do that while nats-py connects for the first time: it
         swallows a cancellation that arrives while it puts a failed connection away."""
@@ -83,8 +111,16 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc] # nats-py has no
             async with asyncio.timeout(CLOSE_WITHIN_S):
                 await super()._close(status, do_cbs)
 
+    async def _process_op_err(self, e: Exception) -> None:
+        """The connection has failed. It is not closed politely: with TLS that waits half a minute for an
+        answer, which a host that was cut off or hangs does not give."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None and not self.is_closed and not self.is_reconnecting:
+            writer.transport.abort()
+        await super()._process_op_err(e)
+
     async def _connect_to_server(self, s: object) -> None:
-        """End the reconnecting of a closed client.
+        """End the reconnecting of a closed client; use the certificates of today, not of the first time.
 
         nats-py cancels that task. `asyncio.wait_for` loses a cancellation that arrives in the moment a
         connection is refused (Python 3.11), and the task then continues for ever.
@@ -93,6 +129,9 @@ class NatsClient(nats.aio.client.Client):  # type: ignore[misc] # nats-py has no
             await asyncio.sleep(self._refusals.wait_s())
         if self._ended:
             raise asyncio.CancelledError
+        if self._tls is not None:
+            with contextlib.suppress(UsageError):  # being replaced just now: the files of before may still do
+                self.options["tls"] = self._tls()
         await super()._connect_to_server(s)
         self._refusals.count += 1
 

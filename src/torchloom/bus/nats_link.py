@@ -20,7 +20,7 @@ from typing import Any
 
 from torchloom.bus.address import BusAddress
 from torchloom.bus.keys import signature
-from torchloom.bus.nats_client import NatsClient, Refusals
+from torchloom.bus.nats_client import NatsClient, Refusals, Straight
 from torchloom.bus.nats_config import MIN_SERVER_VERSION
 from torchloom.bus.nats_package import nats
 from torchloom.errors import BusUnavailable, BusUnsuitable, NoResponder, NotAllowed, TimedOut
@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.25
 RECONNECT_WAIT_S = 0.1
 CONNECT_TIMEOUT_S = 5.0
-PING_EVERY_S = 5.0
+PING_EVERY_S = 3.0
+"""A server that does not answer three in a row is left for another one."""
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
 ROOM_TRIES = 10
 ROOM_WAIT_S = 0.005
@@ -51,18 +52,24 @@ def credentials(address: BusAddress) -> dict[str, Any]:
 class LinkSubscription:
     """A subscription that moves to the new client when the old one had to be replaced."""
 
-    def __init__(self, link: Link, subject: str, callback: Callback) -> None:
+    def __init__(self, link: Link, subject: str, callback: Callback, straight: Straight | None) -> None:
         self.subject = subject
-        self.callback = callback
-        self.inner: Any = None
+        self._callback, self._straight = callback, straight
+        self._inner: Any = None
         self._link = link
+
+    async def begin(self, client: Any) -> None:
+        """Also again, with another client."""
+        self._inner = await client.subscribe(self.subject, cb=self._callback)
+        if self._straight is not None:
+            client.hand_straight(self._inner, self._straight)
 
     async def unsubscribe(self) -> None:
         self._link.subscriptions.discard(self)
         # The client may be closed or replaced by now: then the server has forgotten us anyway.
         with contextlib.suppress(nats.errors.Error):
-            if self.inner is not None:
-                await self.inner.unsubscribe()
+            if self._inner is not None:
+                await self._inner.unsubscribe()
 
 
 class Link:
@@ -122,7 +129,8 @@ class Link:
         return bool(self._client.is_connected) and not self.closed
 
     async def _connect(self) -> Any:
-        client = NatsClient(self.address.owner, self._refusals)
+        tls = None if self.address.tls is None else self.address.tls.context
+        client = NatsClient(self.address.owner, self._refusals, tls)
         errors: list[Exception] = []
         enough = asyncio.Event()
 
@@ -149,7 +157,7 @@ class Link:
                 user=self.address.user or None,
                 password=self.address.password or None,
                 **credentials(self.address),
-                tls=None if self.address.tls is None else self.address.tls.context(),
+                tls=None if tls is None else tls(),
                 inbox_prefix=self.address.inbox_prefix,
                 error_cb=failed,
                 disconnected_cb=lost,
@@ -226,9 +234,7 @@ class Link:
             try:
                 client = await self._connect()
                 for subscription in self.subscriptions:
-                    subscription.inner = await client.subscribe(
-                        subscription.subject, cb=subscription.callback
-                    )
+                    await subscription.begin(client)
                 await self._round_trip(client)
             except (BusUnavailable, NotAllowed, BusUnsuitable, nats.errors.Error) as error:
                 log.warning("%s; trying again", error)
@@ -329,12 +335,15 @@ class Link:
         self._stuck = True
         return False
 
-    async def subscribe(self, subject: str, callback: Callback) -> LinkSubscription:
-        """Returns when the server knows of it."""
-        subscription = LinkSubscription(self, subject, callback)
+    async def subscribe(
+        self, subject: str, callback: Callback, straight: Straight | None = None
+    ) -> LinkSubscription:
+        """Returns when the server knows of it. With `straight`, messages go there instead, without nats-py's
+        queue in between and without their headers."""
+        subscription = LinkSubscription(self, subject, callback, straight)
         with self._denial(subject) as denied:
             try:
-                subscription.inner = await self._client.subscribe(subject, cb=callback)
+                await subscription.begin(self._client)
                 self.subscriptions.add(subscription)
                 await self._round_trip(self._client)
             except (nats.errors.Error, TimeoutError) as error:

@@ -48,7 +48,7 @@ OVERLOADED = "the NATS server is given more events than it can store"
 NEVER_STORED = EVENT_SUBJECTS.replace(">", "weaver.probe")
 NO_RESOURCES = (10023, 10047)
 TOO_FEW_SERVERS = (10005, 10074)
-"""No server for one more copy; not a cluster at all."""
+"""No server (with so much room) for one more copy; not a cluster at all."""
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """The second is the constant's form that newer servers use for the same refusal."""
 
@@ -95,7 +95,8 @@ async def provision(link: Link, timeout_s: float, copies: int = 1) -> None:
             found = await link.api(f"STREAM.INFO.{name}", None, timeout_s)
             if error_code(found) == STREAM_NOT_FOUND:
                 found = await link.api(f"STREAM.CREATE.{name}", config, timeout_s)
-                if error_code(found) in NO_RESOURCES:  # the disk is smaller than the limit, and so the limit
+                # The disk is smaller than the limit, and so the limit; of a cluster, one disk of them.
+                if error_code(found) in (*NO_RESOURCES, *TOO_FEW_SERVERS):
                     found = await link.api(f"STREAM.CREATE.{name}", config | {"max_bytes": -1}, timeout_s)
             elif not found.get("error"):
                 found = await _copied(link, found, copies, timeout_s)
@@ -130,8 +131,19 @@ async def _bound(link: Link, found: dict[str, Any], timeout_s: float) -> None:
     most = max(MOST_BYTES, held + ROOM_BYTES)
     if int(config.get("max_bytes", -1)) != most:
         changed = await link.api(f"STREAM.UPDATE.{EVENT_STREAM}", config | {"max_bytes": most}, timeout_s)
-        if error_code(changed) not in NO_RESOURCES:
+        if error_code(changed) not in (*NO_RESOURCES, *TOO_FEW_SERVERS):
             raise_error(changed, link)
+
+
+async def behind(link: Link, server: str, timeout_s: float) -> int:
+    """How far the copies of one server are behind those of the leaders, by the leaders' account."""
+    found = 0
+    for config in stream_configs():
+        info = await api(link, f"STREAM.INFO.{config['name']}", None, timeout_s)
+        for copy in info.get("cluster", {}).get("replicas") or ():
+            if copy["name"] == server and (copy.get("offline") or not copy["current"]):
+                found += max(1, int(copy.get("lag", 0)))
+    return found
 
 
 async def takes_events(link: Link, within_s: float) -> bool:

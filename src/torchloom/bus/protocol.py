@@ -93,6 +93,11 @@ Admit = Callable[[str, int], bool]
 
 
 class Subscription(Protocol):
+    @property
+    def waiting(self) -> int:
+        """Messages that have arrived and were not handed over yet."""
+        ...
+
     async def unsubscribe(self) -> None:
         """No handler call begins after this returns."""
         ...
@@ -149,9 +154,12 @@ class Bus(Protocol):
         """Send and forget, never wait. Dropped silently while the server is away or does not keep up."""
         ...
 
-    async def subscribe(self, subject: str, handler: Handler, admit: Admit | None = None) -> Subscription:
+    async def subscribe(
+        self, subject: str, handler: Handler, admit: Admit | None = None, *, apart: bool = False
+    ) -> Subscription:
         """Receive what is published from now on: the server knows of us when this returns. `*` and a final
-        `>` are wildcards. Lasts over reconnects; what was published meanwhile is lost."""
+        `>` are wildcards. Lasts over reconnects; what was published meanwhile is lost. `apart`: it is so much
+        that nothing else must wait in line with it; such messages cannot be answered."""
         ...
 
     async def request(self, subject: str, data: bytes, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes:
@@ -210,6 +218,11 @@ class Bus(Protocol):
     async def stored(self, of: str = "") -> StreamState:
         """What the stream holds now; `of` is a pattern of the subjects whose events are counted one by one.
         Answers also while the stream is overloaded. Weaver only."""
+        ...
+
+    async def behind(self, server: str) -> int:
+        """How many messages the copies that a server of a cluster has are behind, at least 1 if one of them
+        does not follow; 0 if none does not. Weaver only."""
         ...
 
     async def takes_events(self, within_s: float) -> bool:

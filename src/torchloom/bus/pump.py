@@ -14,8 +14,10 @@ from torchloom.bus.protocol import Handler, Message
 
 log = logging.getLogger(__name__)
 
-MAX_BACKLOG = 65_536
-"""Messages waiting for a slow handler; beyond it the newest are dropped (messages are lossy by contract)."""
+MAX_BACKLOG = 16_384
+"""Messages waiting for a slow handler; beyond it the oldest are dropped (messages are lossy by contract):
+what is newer says more about now, and a handler that is behind must not fall further back."""
+BREATHE_EVERY = 16
 
 
 class HandlerPump:
@@ -34,9 +36,13 @@ class HandlerPump:
             if self.dropped == 0:
                 log.warning("the handler of %s is too slow: messages are being dropped", self._name)
             self.dropped += 1
-            return
+            self._backlog.popleft()
         self._backlog.append(message)
         self._wake.set()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._backlog)
 
     def stop(self) -> None:
         """No call begins after this; one that runs may end."""
@@ -55,11 +61,22 @@ class HandlerPump:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            # A separate task, so that a handler's failure can be examined without catching everything.
-            call = asyncio.ensure_future(self._handler(self._backlog.popleft()))
+            # A separate task, so that a handler's failure can be examined without catching everything. One
+            # for all that waits: a task for each message would cost more than most handlers do.
+            calls = asyncio.ensure_future(self._hand_over())
             try:
-                await asyncio.wait([call])
+                await asyncio.wait([calls])
             finally:
-                call.cancel()
-            if not call.cancelled() and (error := call.exception()) is not None:
+                calls.cancel()
+            if not calls.cancelled() and (error := calls.exception()) is not None:
                 log.error("the handler of %s failed", self._name, exc_info=error)
+
+    async def _hand_over(self) -> None:
+        """Call the handler until nothing waits. Others get their turn after every few messages, because most
+        handlers never wait for anything."""
+        taken = 0
+        while self._backlog and not self._stopped:
+            await self._handler(self._backlog.popleft())
+            taken += 1
+            if taken % BREATHE_EVERY == 0:
+                await asyncio.sleep(0)

@@ -8,6 +8,7 @@ have. What is made is removed again.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -27,12 +29,19 @@ INTERFACE = "own0"
 """The device with a host's address."""
 
 
+@cache
 def why_not() -> str:
     """Why hosts cannot be made here; empty if they can."""
     if os.geteuid() != 0:
         return "only root may make network namespaces"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    return f"there is no {missing[0]}" if missing else ""
+    if missing:
+        return f"there is no {missing[0]}"
+    try:
+        with Hosts(2, name="loomtry", network="10.76.0"):
+            return ""
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"this machine cannot make network namespaces ({error})"
 
 
 class Hosts:
@@ -42,6 +51,9 @@ class Hosts:
         self.count = count
         self._name = f"{name}{os.getpid() % 100_000}"
         self._network = network
+        """What the addresses begin with: `10.77.0`, or of IPv6 `fd00:`."""
+        self._whole = 128 if ":" in network else 32
+        """Bits of an address."""
         self._made: list[str] = []
 
     def __enter__(self) -> Hosts:
@@ -62,7 +74,8 @@ class Hosts:
         self._made.clear()
 
     def address(self, host: int) -> str:
-        return f"{self._network}.{host + 1}"
+        between = ":" if ":" in self._network else "."
+        return f"{self._network}{between}{host + 1}"
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """The command line that runs `argv` on a host."""
@@ -81,52 +94,63 @@ class Hosts:
         shape = ["rate", f"{8 * bytes_per_s}bit", "burst", f"{BURST_KB}kb", "latency", f"{QUEUE_MS}ms"]
         _run(self.command(sender, ["tc", "qdisc", "replace", *device, "root", "tbf", *shape]))
 
+    def drop(self, sender: int, receiver: int) -> None:
+        """Lose everything in one direction of one link, without a word to either end; `limit` 0 ends it."""
+        device = ["dev", self._device(sender, receiver)]
+        _run(self.command(sender, ["tc", "qdisc", "replace", *device, "root", "pfifo", "limit", "0"]))
+
     def cut(self, host: int, others: Sequence[int] | None = None) -> None:
         """Pull the cables from a host to these others (all), without a word to either end."""
-        for other in range(self.count) if others is None else others:
-            if other != host:
-                self._ip(host, "link", "set", self._device(host, other), "down")
+        named = [other for other in (range(self.count) if others is None else others) if other != host]
+        self._ip_all(host, [f"link set {self._device(host, other)} down" for other in named])
 
     def mend(self, host: int) -> None:
         """Put all cables of a host back. A device that was down has lost its route."""
-        for other in range(self.count):
-            if other != host:
-                for one, to in ((host, other), (other, host)):
-                    device, source = self._device(one, to), ["src", self.address(one)]
-                    self._ip(one, "link", "set", device, "up")
-                    self._ip(one, "route", "replace", f"{self.address(to)}/32", "dev", device, *source)
+        others = [other for other in range(self.count) if other != host]
+        for one, ends in ((host, others), *((other, [host]) for other in others)):
+            self._ip_all(one, [f"link set {self._device(one, to)} up" for to in ends])
+        for one, ends in ((host, others), *((other, [host]) for other in others)):
+            self._ip_all(one, [line for to in ends for line in self._routes(one, to)])
+
+    def enter(self, host: int) -> None:
+        """The calling thread has the network of a host from now on: its sockets are made there."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open(f"/run/netns/{self._space(host)}") as space:
+            if libc.setns(space.fileno(), CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
 
     def call(self, host: int, work: Callable[[], T]) -> T:
-        """Run `work` with the network of a host, in a thread of its own: its sockets are made there."""
-        libc = ctypes.CDLL(None, use_errno=True)
+        """Run `work` with the network of a host, in a thread of its own."""
+        with ThreadPoolExecutor(max_workers=1, initializer=self.enter, initargs=(host,)) as alone:
+            return alone.submit(work).result()
 
-        def there() -> T:
-            with open(f"/run/netns/{self._space(host)}") as space:
-                if libc.setns(space.fileno(), CLONE_NEWNET) != 0:
-                    raise OSError(ctypes.get_errno(), "setns")
-            return work()
-
-        with ThreadPoolExecutor(max_workers=1) as alone:
-            return alone.submit(there).result()
+    def processes(self, host: int) -> list[int]:
+        """The processes that run on a host."""
+        space = os.stat(f"/run/netns/{self._space(host)}").st_ino
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdecimal():
+                with contextlib.suppress(OSError):  # it has ended
+                    if os.stat(f"/proc/{entry}/ns/net").st_ino == space:
+                        found.append(int(entry))
+        return found
 
     # -- making them ----------------------------------------------------------------------------
     def _make(self) -> None:
         for host in range(self.count):
             _run(["ip", "netns", "add", self._space(host)])
             self._made.append(self._space(host))
+            own = ["nodad"] if self._whole == 128 else []  # usable at once
             self._ip(host, "link", "set", "lo", "up")
             self._ip(host, "link", "add", INTERFACE, "type", "bridge")  # not every kernel has `dummy`
-            self._ip(host, "addr", "add", f"{self.address(host)}/32", "dev", INTERFACE)
+            self._ip(host, "addr", "add", f"{self.address(host)}/{self._whole}", *own, "dev", INTERFACE)
             self._ip(host, "link", "set", INTERFACE, "up")
         for one, other in itertools.combinations(range(self.count), 2):
             here, there = self._device(one, other), self._device(other, one)
-            peer = ["peer", "name", there, "netns", self._space(other)]
-            self._ip(one, "link", "add", here, "type", "veth", *peer)
+            peer = ["peer", "name", there, "address", _hardware(other, one), "netns", self._space(other)]
+            self._ip(one, "link", "add", here, "address", _hardware(one, other), "type", "veth", *peer)
             for host, to in ((one, other), (other, one)):
-                device = self._device(host, to)
-                self._ip(host, "link", "set", device, "up")
-                source = ["src", self.address(host)]
-                self._ip(host, "route", "add", f"{self.address(to)}/32", "dev", device, *source)
+                self._ip_all(host, [f"link set {self._device(host, to)} up", *self._routes(host, to)])
 
     def _space(self, host: int) -> str:
         return f"{self._name}-{host}"
@@ -134,8 +158,26 @@ class Hosts:
     def _device(self, host: int, to: int) -> str:
         return f"v{host}to{to}"
 
+    def _routes(self, host: int, to: int) -> list[str]:
+        device, there = f"dev {self._device(host, to)}", self.address(to)
+        found = [f"route replace {there}/{self._whole} {device} src {self.address(host)}"]
+        if self._whole == 128:  # a device answers for another one's address with IPv4 only
+            found.append(f"neigh replace {there} lladdr {_hardware(to, host)} {device} nud permanent")
+        return found
+
+    def _ip_all(self, host: int, lines: Sequence[str]) -> None:
+        """Several commands at once: a process for each would take longer than what it does."""
+        text = "\n".join(lines) + "\n"
+        command = ["ip", "-n", self._space(host), "-batch", "-"]
+        subprocess.run(command, input=text, text=True, check=True, capture_output=True, timeout=20)
+
     def _ip(self, host: int, *args: str) -> None:
         _run(["ip", "-n", self._space(host), *args])
+
+
+def _hardware(host: int, to: int) -> str:
+    """Hardware address of a host's end of a cable."""
+    return f"02:00:00:00:{host:02x}:{to:02x}"
 
 
 def _run(command: Sequence[str]) -> None:

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         NodeView,
         OperationAccepted,
         OperationView,
+        PodJoinRequest,
         ProbeRequest,
         PurgeRequest,
         PurgeResult,
@@ -539,6 +540,11 @@ class Operations(Transport):
     def join(self, body: JoinRequest) -> JoinView:
         """Admit a host as a node. The token is the proof; the host keeps the secret half of its key."""
         found: JoinView = self.request("POST", "/join", body=body)
+        return found
+
+    def join_pod(self, body: PodJoinRequest) -> JoinView:
+        """Admit a pod as the node with its name. Kubernetes proves whose token it is (TokenReview)."""
+        found: JoinView = self.request("POST", "/join/pod", body=body)
         return found
 
     def revoke_node(self, node: str) -> None:

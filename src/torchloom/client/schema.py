@@ -476,6 +476,7 @@ class IncidentDetail(TypedDict):
     outcome: str
     reason: str
     culprit: int | None
+    culprits: list[int]
     open: bool
     lost_steps: int | None
     recovery_s: float | None
@@ -504,6 +505,7 @@ class IncidentView(TypedDict):
     outcome: str
     reason: str
     culprit: int | None
+    culprits: list[int]
     open: bool
     lost_steps: int | None
     recovery_s: float | None
@@ -714,6 +716,8 @@ class JoinView(TypedDict):
     servers: list[str]
     addresses: list[str]
     ca: str
+    node: str
+    api_token: str
 
 
 class LeavingView(TypedDict):
@@ -818,6 +822,7 @@ class NodeView(TypedDict):
     devices: list[DeviceView]
     seen_s: float | None
     dropped_messages: int
+    pod: str
 
 
 class OperationAccepted(TypedDict):
@@ -865,6 +870,13 @@ class PlaceView(TypedDict):
     version: int | None
 
 
+class PodJoinRequest(TypedDict):
+    token: str
+    """Token of the pod's service account, for torchloom."""
+    key: str
+    """Public half of the key that the pod made."""
+
+
 class PolicyBody(TypedDict):
     """What to do about findings, by kind and by confidence; the rest follows the defaults."""
 
@@ -873,6 +885,8 @@ class PolicyBody(TypedDict):
     rollbacks_per_hour: NotRequired[int]
     pauses_per_hour: NotRequired[int]
     rebalances_per_hour: NotRequired[int]
+    leave_outs_per_hour: NotRequired[int]
+    take_back_s: NotRequired[float]
     cooldown_s: NotRequired[float]
     skip_batches: NotRequired[int]
     self_fence_s: NotRequired[float | None]
@@ -889,6 +903,7 @@ class PolicyBody(TypedDict):
                     "report",
                     "pause",
                     "rebalance",
+                    "leave-out",
                     "restart",
                     "restart-replica",
                     "rollback",

@@ -18,6 +18,7 @@ flight/      dumps of torch's Flight Recorder: what they show of a hang
 history/     what is kept of a job over time
 changes      what an event changed; notices puts it into words
 replaying    recorded events applied again, and each of them explained
+scattered    whether any of many workers is as asked
 quorum       which replicas of a torchft job train together
 replica_changes  the step at which all of them apply a change of settings
 disturbance  incidents of the control plane itself

@@ -57,6 +57,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    ReplicasMeasured,
     RestartRequested,
     RestoreDiffered,
     RestoreRequested,
@@ -120,7 +121,11 @@ def apply_and_compare(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -
         job=job,
         refused=isinstance(event, NodeJoined) and fleet.nodes[event.node].session != event.session,
         jobs=tuple(change for change in _jobs(fleet, near).values() if jobs.get(change.id) != change),
-        incidents=tuple(i for i in _incidents(fleet, near, incidents).values() if incidents.get(i.id) != i),
+        incidents=tuple(
+            _incident(fleet.incidents[id])
+            for id, now in _incidents(fleet, near, incidents).items()
+            if incidents.get(id) != now
+        ),
         operations=_operations_ended(fleet, job, under_way, event),
         effects=tuple(effects),
     )
@@ -143,7 +148,7 @@ def job_of(event: Event, fleet: Fleet) -> str:
             return event.ref.job
         case RendezvousStarted() | RendezvousLost():
             return event.store.job
-        case FindingMade() | FindingEnded() | PaceMeasured() | WitnessAnswered():
+        case FindingMade() | FindingEnded() | PaceMeasured() | ReplicasMeasured() | WitnessAnswered():
             return event.job
         case WorkersStarted():
             return event.workers[0].ref.job if event.workers else ""
@@ -199,9 +204,10 @@ def _jobs(fleet: Fleet, near: dict[str, None]) -> dict[str, JobChange]:
 
 def _incidents(
     fleet: Fleet, near: dict[str, None], before: Collection[str] = ()
-) -> dict[str, IncidentChange]:
-    """Those of the jobs that are open, or were `before`, and the newest, which may still be put in words."""
-    made = {}
+) -> dict[str, tuple[object, ...]]:
+    """Those of the jobs that are open, or were `before`, and the newest, which may still be put in words. Of
+    each the records that its words are made of: hundreds may be open, and few of them change."""
+    made: dict[str, tuple[object, ...]] = {}
     for name in near:
         job = fleet.jobs.get(name)
         if job is None:
@@ -210,7 +216,7 @@ def _incidents(
         for id in dict.fromkeys((*job.findings.values(), *job.incidents)):
             i = fleet.incidents.get(id)
             if i is not None and (i.open or id in newest or id in before):
-                made[id] = _incident(i)
+                made[id] = (i.open, i.kind, i.judged, i.decided, i.witness, i.ending)
     return made
 
 

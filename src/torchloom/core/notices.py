@@ -48,6 +48,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    ReplicasMeasured,
     RestartRequested,
     RestoreDiffered,
     RestoreRequested,
@@ -219,6 +220,9 @@ def _words(event: Event) -> tuple[Topic, str]:
         case PaceMeasured():
             ranks = ", ".join(f"{rank}: {own_s:.3g} s" for rank, own_s in event.own_s.items())
             return "incident", f"{event.job}: own time by rank {ranks}, others {event.peers_s:.3g} s"
+        case ReplicasMeasured():
+            mine = "without it" if event.own_s is None else f"its own time {event.own_s:.3g} s"
+            return "incident", f"{event.job}: {mine}, the other replicas {event.others_s:.3g} s"
         case WitnessAnswered():
             return "incident", f"{event.job}: {event.witness.sentence}"
         case TimerFired():

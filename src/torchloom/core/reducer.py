@@ -39,10 +39,18 @@ from torchloom.core.nodes.membership import (
 from torchloom.core.nodes.name_owner import is_of_another_session
 from torchloom.core.nodes.speaking import is_of_a_deposed_weaver, speaks_for_another_node
 from torchloom.core.placement.drain import follow_leaving, save_again
+from torchloom.core.placement.lighthouses import follow_lighthouses
 from torchloom.core.placement.resize import scale_requested
 from torchloom.core.placement.standby import keep_spares
 from torchloom.core.policy.actions import follow_acting
 from torchloom.core.policy.findings import finding_ended, finding_made, witness_answered
+from torchloom.core.policy.leave_out import (
+    others_finished,
+    replicas_measured,
+    seat_failed,
+    seated,
+    time_is_up,
+)
 from torchloom.core.policy.link_findings import links_measured, links_not_measured
 from torchloom.core.policy.rebalance import pace_measured, shares_changed, shares_not_changed
 from torchloom.core.policy.rebalance import rolled_back as shares_rolled_back
@@ -76,9 +84,11 @@ from torchloom.core.turn import Turn, jobs_of
 from torchloom.model.effects import (
     Effect,
     InjectFault,
+    MoveLighthouse,
     PostMail,
     ReleaseMemory,
     RemoveJobFiles,
+    SeatReplica,
     ShareChange,
     StartRendezvous,
     StartWorkers,
@@ -130,6 +140,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    ReplicasMeasured,
     RestartRequested,
     RestoreDiffered,
     RestoreRequested,
@@ -184,6 +195,8 @@ def apply(fleet: Fleet, envelope: Envelope, seq: int, now_ns: int) -> list[Effec
         follow_tests(turn)
     if turn.room_appeared:
         retry_waiting(turn)
+    if fleet.lighthouses and (turn.room_appeared or turn.seats_changed):
+        follow_lighthouses(turn)
     if (turn.room_appeared or turn.seats_changed) and keep_spares(turn):
         retry_waiting(turn)
         keep_spares(turn)
@@ -257,9 +270,12 @@ def _dispatch(turn: Turn, event: Event) -> None:
         case EffectFailed():
             _effect_failed(turn, event)
         case EffectDone():
-            if isinstance(turn.fleet.outbox.get(event.effect), StopWorkers):
+            done = turn.fleet.outbox.get(event.effect)
+            if isinstance(done, StopWorkers):
                 turn.room_appeared = True  # a job may wait for its own older workers to end
             turn.close(event.effect)
+            if isinstance(done, SeatReplica):
+                seated(turn, done)
         case WorkerRegistered():
             worker = find_worker(turn.fleet, event.ref, event.node)
             if worker is not None:
@@ -268,6 +284,7 @@ def _dispatch(turn: Turn, event: Event) -> None:
             _first_step(turn, event)
         case WorkerExited():
             worker_exited(turn, event)
+            others_finished(turn, event.ref.job)
         case ScriptFailed():
             script_failed(turn, event)
         case CheckpointStoreOpened():
@@ -290,6 +307,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             finding_ended(turn, event)
         case PaceMeasured():
             pace_measured(turn, event)
+        case ReplicasMeasured():
+            replicas_measured(turn, event)
         case WitnessAnswered():
             witness_answered(turn, event)
         case TimerFired():
@@ -314,7 +333,7 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
     effect = turn.fleet.outbox.get(event.effect)
     if effect is None or effect.node != event.node:
         return
-    if isinstance(effect, StopWorkers) and effect.strays:
+    if isinstance(effect, MoveLighthouse) or (isinstance(effect, StopWorkers) and effect.strays):
         return  # it stays open: it is sent again, and the agent tries again
     turn.close(event.effect)
     match effect:
@@ -341,6 +360,10 @@ def _effect_failed(turn: Turn, event: EffectFailed) -> None:
             test_did_not_run(turn, effect, event.why)
         case ShareChange():
             share_failed(turn, effect, event.why)
+        case MoveLighthouse():
+            pass  # see above
+        case SeatReplica():
+            seat_failed(turn, effect, event.why)
         case InjectFault():
             pass  # the failure is reported, and a fault that did not happen does no harm
         case WarmSpawner():
@@ -388,6 +411,8 @@ def _timer_fired(turn: Turn, event: TimerFired) -> None:
             save_again(job)
         case TimerKind.SAVE_FIRST:
             pass  # it is looked at in every turn
+        case TimerKind.TAKE_BACK:
+            time_is_up(turn, job)
         case TimerKind.SHRINK:
             if job.state is JobState.WAITING:
                 start_generation(turn, job, "it has waited for room")

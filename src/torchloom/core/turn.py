@@ -9,9 +9,11 @@ from torchloom.model.effects import (
     Effect,
     EffectBase,
     InjectFault,
+    MoveLighthouse,
     PostMail,
     ReleaseMemory,
     RemoveJobFiles,
+    SeatReplica,
     ShareChange,
     StartRendezvous,
     StartWorkers,
@@ -36,6 +38,8 @@ E = TypeVar(
     PostMail,
     TestDevice,
     ShareChange,
+    MoveLighthouse,
+    SeatReplica,
 )
 
 
@@ -120,7 +124,9 @@ def jobs_of(effect: Effect) -> list[str]:
     match effect:
         case StartRendezvous() | StopRendezvous():
             return [effect.store.job]
-        case StartWorkers() | RemoveJobFiles() | ReleaseMemory() | WarmSpawner() | PostMail() | ShareChange():
+        case StartWorkers() | RemoveJobFiles() | ReleaseMemory() | WarmSpawner() | PostMail():
+            return [effect.job]
+        case ShareChange() | SeatReplica() | MoveLighthouse():
             return [effect.job]
         case StopWorkers() | InjectFault():
             return list(dict.fromkeys(ref.job for ref in effect.workers))

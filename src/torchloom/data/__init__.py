@@ -1,8 +1,8 @@
 """Data that survives restarts and resizes: deterministic order, shard dealing, elastic loaders, shard cache.
 
 order, skipping      who gets which sample, and which are left out
-randomness           random numbers for each sample, from the generators of Python, NumPy and torch
-loader               `ElasticLoader`; loader_state, batch: its state, the global batch   shards/  sharded data
+randomness           random numbers for each sample; generators, twister: those of Python, NumPy and torch
+loader, asked        `ElasticLoader`; loader_state, batch: its state, the global batch   shards/  sharded data
 shares               ranks that take fewer samples of each step than the others
 transforms, rates    a pipeline and a learning rate that follow a change                world    our rank
 live                 what can be changed while it runs                                  demo     made-up data

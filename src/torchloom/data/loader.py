@@ -23,10 +23,11 @@ from torch.utils.data import DataLoader
 
 from torchloom.core.config.batch_shares import BatchShares, LightRanks
 from torchloom.data import live
+from torchloom.data.asked import AskedSamples, Wanted
 from torchloom.data.batch import GlobalBatch
 from torchloom.data.loader_state import checked, whole_number
 from torchloom.data.order import Permutation, light_share, seed_of, spans, weight
-from torchloom.data.randomness import SeededReading
+from torchloom.data.randomness import SEEDED, WORDS
 from torchloom.data.shares import ShareSetting
 from torchloom.data.skipping import SkippedRun, Skips
 from torchloom.data.transforms import Pipeline, Transforms
@@ -100,6 +101,7 @@ class ElasticLoader:
         self._transforms = transforms
         self._epoch = 0
         self._position = 0
+        self._numbers = WORDS
         self._in_hand: tuple[int, int, _Settings] | None = None
         self.taken = 0
         """Batches that the loop has taken from this object, whatever they were."""
@@ -110,7 +112,7 @@ class ElasticLoader:
         # iteration begins: a resumed run, which begins once more, would train with another dropout.
         generator = torch.Generator().manual_seed(seed_of(self._seed, "loader"))
         self._loader: Any = DataLoader(
-            _Asked(dataset, seed_samples, transforms),
+            AskedSamples(dataset, seed_samples, transforms),
             batch_sampler=self._plan,
             generator=generator,
             **loader_options,
@@ -237,6 +239,7 @@ class ElasticLoader:
             "length": self._length,
             "epoch": self._epoch,
             "position": position,
+            "numbers": self._numbers,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -244,7 +247,8 @@ class ElasticLoader:
         checked(state, "map", length=self._length, shuffle=self._shuffle)
         seed, epoch = whole_number(state, "seed", None), whole_number(state, "epoch", None)
         position = whole_number(state, "position", self._length)
-        self._seed, self._epoch, self._position = seed, epoch, position
+        numbers = whole_number(state, "numbers", WORDS) if "numbers" in state else SEEDED
+        self._seed, self._epoch, self._position, self._numbers = seed, epoch, position, numbers
         self._moved()
 
     # -- reading ---------------------------------------------------------------------------------------
@@ -321,18 +325,9 @@ class _Begun(NamedTuple):
     position: int
     seed: int
     epoch: int
+    numbers: int
     length: int
     drop_last: bool
-
-
-class Wanted(NamedTuple):
-    """What a data worker is asked for. Epoch and pipeline travel with the question, because persistent data
-    workers keep the dataset of the first epoch, and a batch is made by what held when it was planned."""
-
-    seed: int
-    epoch: int
-    pipeline: Pipeline
-    indices: list[int]
 
 
 class _Plan:
@@ -343,7 +338,8 @@ class _Plan:
 
     def begin(self, loader: ElasticLoader, position: int) -> None:
         # Without the loader itself, see GlobalBatch: an iteration that was broken off would keep it alive.
-        begun = _Begun(position, loader._seed, loader._epoch, loader._length, loader._drop_last)
+        key = loader._seed, loader._epoch, loader._numbers
+        begun = _Begun(position, *key, loader._length, loader._drop_last)
         self._begun = self._batches(begun, loader._order(loader._epoch), loader._settings())
 
     def __iter__(self) -> Iterator[Wanted]:
@@ -352,47 +348,26 @@ class _Plan:
     @staticmethod
     def _batches(begun: _Begun, order: Permutation | None, made: _Settings) -> Iterator[Wanted]:
         # Everything is an argument: data workers read ahead while the loop may already have moved.
-        position, seed, epoch, length, drop_last = begun
-        skips = [(run.start, run.stop) for run in made.skips if run.epoch == epoch]
+        skips = [(run.start, run.stop) for run in made.skips if run.epoch == begun.epoch]
         batches: list[range] = []
-        waiting, at_once = 0, _AT_ONCE
-        for start, stop in spans(length, position, made.global_batch, drop_last, skips):
-            first, last = light_share(stop - start, made.rank, made.world, made.light)
-            if first == last:
-                first, last = 0, 1
+        waiting, at_once, count = 0, _AT_ONCE, 0
+        for start, stop in spans(begun.length, begun.position, made.global_batch, begun.drop_last, skips):
+            if stop - start != count:
+                count = stop - start
+                first, last = light_share(count, made.rank, made.world, made.light)
+                if first == last:
+                    first, last = 0, 1
             batches.append(range(start + first, start + last))
             waiting += last - first
             if waiting >= at_once:
-                yield from _wanted(batches, order, seed, epoch, made.pipeline)
+                yield from _wanted(batches, order, begun, made.pipeline)
                 batches, waiting, at_once = [], 0, min(2 * at_once, _AT_MOST)
-        yield from _wanted(batches, order, seed, epoch, made.pipeline)
+        yield from _wanted(batches, order, begun, made.pipeline)
 
 
 def _wanted(
-    batches: list[range], order: Permutation | None, seed: int, epoch: int, pipeline: Pipeline
+    batches: list[range], order: Permutation | None, begun: _Begun, pipeline: Pipeline
 ) -> Iterator[Wanted]:
     found = map(list, batches) if order is None else order.of(batches)
     for indices in found:
-        yield Wanted(seed, epoch, pipeline, indices)
-
-
-class _Asked:
-    """The dataset as the data workers see it: asked for a batch, seeded sample by sample."""
-
-    def __init__(self, dataset: Any, seeds: bool, transforms: Transforms | None) -> None:
-        self._dataset, self._transforms = dataset, transforms
-        self._seeded = SeededReading() if seeds else None
-
-    def __getitems__(self, wanted: Wanted) -> list[Any]:
-        dataset, transforms, (seed, epoch, pipeline, indices) = self._dataset, self._transforms, wanted
-        if self._seeded is None:
-            together = getattr(dataset, "__getitems__", None)
-            found = together(indices) if together else list(map(dataset.__getitem__, indices))
-            return [transforms.through(pipeline, sample) for sample in found] if transforms else found
-        if transforms is None:
-            return self._seeded.read(dataset.__getitem__, (seed, epoch), indices)
-
-        def transformed(index: int) -> Any:
-            return transforms.through(pipeline, dataset[index], (seed, epoch, index))
-
-        return self._seeded.read(transformed, (seed, epoch), indices)
+        yield Wanted(begun.seed, begun.epoch, begun.numbers, pipeline, indices)

@@ -7,15 +7,16 @@ The shuffle is a **bijection computed place by place**: a Feistel network over t
 holds the epoch, walked until it lands inside. It needs no memory, whatever the number of samples, any rank
 can ask for any place, and it is our own arithmetic: `torch.randperm` promises no stability between versions,
 and a run that is resumed after an upgrade must not see another order. Numbers stay below 2**63, so that
-the same lines of code work on Python's integers (about 10 µs a place) and on int64 tensors (0.5 to 2 µs,
-for thousands at once).
+the arithmetic is the same on Python's integers (3 µs a place) and on NumPy's 32-bit words (30 ns, for
+thousands at once); without NumPy there is only the former.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sys
+import struct
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from torchloom.core.config.batch_shares import WHOLE, LightRanks
@@ -26,9 +27,16 @@ LARGEST = 2**62
 _ROUNDS = 8
 _WORD = 0xFFFF_FFFF
 _SPREAD, _SPREAD_AGAIN = 0x9E3779B1, 0x2C1B3C6D
-_VECTOR_FROM = 256
-"""Fewer places are quicker without a tensor."""
+_VECTOR_FROM = 128
+"""Fewer places are quicker without an array."""
+_FEW = 24
+"""The same for places that need another pass."""
+_CACHED = 16384
+"""Places whose arrays stay in the cache from one operation to the next."""
 _BLOCK = 4096
+_LONG, _STEP = 0xFFFF_FFFF_FFFF_FFFF, 0x9E37_79B9_7F4A_7C15
+_MIXES, _LAST_SHIFT = ((30, 0xBF58_476D_1CE4_E5B9), (27, 0x94D0_49BB_1331_11EB)), 31
+"""Of splitmix64: shifts and factors."""
 
 
 class Permutation:
@@ -53,10 +61,7 @@ class Permutation:
     def __getitem__(self, place: int) -> int:
         if not 0 <= place < self.length:
             raise IndexError(place)
-        value = self._mix(place)
-        while value >= self.length:
-            value = self._mix(value)
-        return value
+        return self._walk(self._mix(place))
 
     def __iter__(self) -> Iterator[int]:
         for start in range(0, self.length, _BLOCK):
@@ -64,59 +69,59 @@ class Permutation:
 
     def at(self, places: Sequence[int]) -> list[int]:
         """The samples at these places. The more at once, the cheaper each."""
-        torch: Any = sys.modules.get("torch")
-        if torch is None or len(places) < _VECTOR_FROM:
+        numpy = _numpy()
+        if numpy is None or len(places) < _VECTOR_FROM:
             return [self[place] for place in places]
         if min(places) < 0 or max(places) >= self.length:
             raise IndexError((min(places), max(places)))
-        found: list[int] = self._walked(torch.tensor(places, dtype=torch.int64, device="cpu")).tolist()
-        return found
+        return self._walked(numpy, numpy.array(places, dtype=numpy.int64))
 
     def of(self, runs: Sequence[range]) -> Iterator[list[int]]:
         """The samples of each run of places."""
-        torch: Any = sys.modules.get("torch")
-        if torch is None or sum(map(len, runs)) < _VECTOR_FROM:
+        numpy, counts = _numpy(), [len(run) for run in runs]
+        if numpy is None or sum(counts) < _VECTOR_FROM:
             yield from ([self[place] for place in run] for run in runs)
             return
-        starts = torch.tensor([run.start for run in runs], device="cpu")
-        counts = [len(run) for run in runs]
-        if counts[0] == min(counts) == max(counts):  # all but the last batches of an epoch
-            places = (starts.unsqueeze(1) + torch.arange(counts[0], device="cpu")).view(-1)
-        else:
-            lengths = torch.tensor(counts, device="cpu")
-            ends = lengths.cumsum(0)
-            places = torch.arange(int(ends[-1]), device="cpu")
-            places += (starts - ends + lengths).repeat_interleave(lengths)
-        found: list[int] = self._walked(places).tolist()
-        start = 0
-        for run in runs:
-            yield found[start : start + len(run)]
-            start += len(run)
+        starts, lengths = numpy.array([run.start for run in runs], numpy.int64), numpy.array(counts)
+        ends = lengths.cumsum()
+        places = numpy.arange(ends[-1]) + (starts - ends + lengths).repeat(lengths)
+        found, start = self._walked(numpy, places), 0
+        for count in counts:
+            yield found[start : start + count]
+            start += count
 
-    def _walked(self, places: Any) -> Any:
-        """A tensor of places through the network, each until it lands inside."""
-        values = self._mixed(places)
-        outside = (values >= self.length).nonzero()[:, 0]
-        while len(outside):
-            again = self._mixed(values[outside])
-            values[outside] = again
-            outside = outside[again >= self.length]
-        return values
+    def _walked(self, numpy: Any, places: Any) -> list[int]:
+        """An array of places through the network, each until it lands inside."""
+        found: list[int] = []
+        for start in range(0, len(places), _CACHED):
+            values = self._mixed(numpy, places[start : start + _CACHED])
+            outside = numpy.flatnonzero(values >= self.length)
+            while len(outside) > _FEW:
+                again = self._mixed(numpy, values[outside])
+                values[outside] = again
+                outside = outside[again >= self.length]
+            for place in outside.tolist():
+                values[place] = self._walk(int(values[place]))
+            found += values.tolist()
+        return found
 
-    def _mixed(self, value: Any) -> Any:
-        """What `_mix` does, for a tensor: the same arithmetic without a new tensor for each operation."""
-        high, low = value >> self._low, value & self._low_mask
-        half, shifted = value.new_empty(value.shape), value.new_empty(value.shape)
-        torch: Any = sys.modules["torch"]
+    def _mixed(self, numpy: Any, value: Any) -> Any:
+        """What `_mix` does, for an array: the same arithmetic in 32-bit words, which overflow as `_WORD` cuts
+        off, and without a new array for each operation."""
+        word = numpy.uint32
+        high, low = (value >> self._low).astype(word), (value & self._low_mask).astype(word)
+        half, shifted = numpy.empty_like(high), numpy.empty_like(high)
         for n, (key, plus) in enumerate(self._keys):
             source, target, mask = (high, low, self._low_mask) if n % 2 else (low, high, self._high_mask)
-            torch.bitwise_xor(source, key, out=half)
-            half.mul_(_SPREAD).bitwise_and_(_WORD)
-            torch.bitwise_right_shift(half, 15, out=shifted)
-            half.bitwise_xor_(shifted).add_(plus).bitwise_and_(_WORD).mul_(_SPREAD_AGAIN).bitwise_and_(_WORD)
-            torch.bitwise_right_shift(half, 13, out=shifted)
-            target.bitwise_xor_(half.bitwise_xor_(shifted).bitwise_and_(mask))
-        return high.bitwise_left_shift_(self._low).bitwise_or_(low)
+            numpy.bitwise_xor(source, word(key), out=half)
+            half *= word(_SPREAD)
+            half ^= numpy.right_shift(half, word(15), out=shifted)
+            half += word(plus)
+            half *= word(_SPREAD_AGAIN)
+            half ^= numpy.right_shift(half, word(13), out=shifted)
+            half &= word(mask)
+            target ^= half
+        return (high.astype(numpy.int64) << self._low) | low
 
     def span(self, start: int, stop: int) -> list[int]:
         """The samples from `start` to before `stop`, for sequential reading: it keeps a block."""
@@ -131,6 +136,12 @@ class Permutation:
             start = until
         return found
 
+    def _walk(self, value: int) -> int:
+        """On through the network until it lands inside."""
+        while value >= self.length:
+            value = self._mix(value)
+        return value
+
     def _mix(self, value: int) -> int:
         """One pass through the network."""
         high, low = value >> self._low, value & self._low_mask
@@ -140,6 +151,16 @@ class Permutation:
             else:
                 high = high ^ (_scramble(low, key, plus) & self._high_mask)
         return (high << self._low) | low
+
+
+@cache
+def _numpy() -> Any:
+    """NumPy, if it is there."""
+    try:
+        import numpy
+    except ImportError:
+        return None
+    return numpy
 
 
 def _scramble(half: int, key: int, plus: int) -> int:
@@ -216,6 +237,50 @@ def seeds_of(prefix: tuple[int | str, ...], lasts: Sequence[int]) -> list[int]:
         whole.update(b", %d)" % last)
         seeds.append(_seed(whole))
     return seeds
+
+
+def words_of(*key: int | str) -> bytes:
+    """64 random bytes for a name: eight words."""
+    return hashlib.blake2b(repr(key).encode(), person=b"loom numbers").digest()
+
+
+def all_words_of(prefix: tuple[int | str, ...], lasts: Sequence[int]) -> list[bytes]:
+    """64 random bytes for each (*prefix, last): the words of the prefix, each advanced so many times and then
+    mixed (splitmix64). The more at once, the cheaper each."""
+    begun, numpy = words_of(*prefix), _numpy()
+    if numpy is None or len(lasts) < _FEW:
+        return _few_words_of(begun, lasts)
+    step, *mixes = _constants()
+    try:
+        steps = numpy.array(lasts, numpy.uint64) * step
+    except OverflowError:  # negative, or of more than 64 bits
+        return _few_words_of(begun, lasts)
+    words = numpy.add.outer(steps, numpy.frombuffer(begun, "<u8"))
+    shifted = numpy.empty_like(words)
+    for shift, factor in mixes:
+        words ^= numpy.right_shift(words, shift, shifted)
+        words *= factor
+    words ^= numpy.right_shift(words, _LAST_SHIFT, shifted)
+    found: list[bytes] = words.astype("<u8", copy=False).view("V64").ravel().tolist()
+    return found
+
+
+def _few_words_of(begun: bytes, lasts: Sequence[int]) -> list[bytes]:
+    own = struct.unpack("<8Q", begun)
+    return [struct.pack("<8Q", *(_mixed(word + last * _STEP & _LONG) for word in own)) for last in lasts]
+
+
+@cache
+def _constants() -> Any:
+    numpy = _numpy()
+    mixes = [(numpy.uint64(shift), numpy.uint64(factor)) for shift, factor in _MIXES]
+    return numpy.uint64(_STEP), *mixes
+
+
+def _mixed(word: int) -> int:
+    for shift, factor in _MIXES:
+        word = (word ^ word >> shift) * factor & _LONG
+    return word ^ word >> _LAST_SHIFT
 
 
 def _hash(text: str) -> Any:

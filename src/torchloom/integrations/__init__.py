@@ -5,7 +5,7 @@ resume         the checkpoint to resume from, if the job asks for that
 transformers   Hugging Face Trainer          lightning    Lightning (both package names)
 accelerate     a loop written with Accelerator    torchtitan    its trainer
 torchft        quorums, commits, deaths of replicas; lighthouse_news, broken_groups, group_sockets,
-               replica_settings, replica_data, sync_rounds: parts
+               replica_settings, replica_data, replica_waits, sync_rounds: parts
 
 No line of a script changes: under torchloom each switches itself on when the script imports the framework
 (probe/frameworks.py; Lightning by its entry point). To add one by hand, use `LoomCallback` of its module.

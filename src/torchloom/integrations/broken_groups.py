@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from torchloom.integrations.group_sockets import is_peer, listening_ports, shut, sockets
+
+T = TypeVar("T")
 
 _GROUPS_KEPT = 4
 """Groups that are remembered; older ones have been replaced by torchft."""
@@ -43,7 +47,10 @@ class WatchedGroup:
         done = threading.Event()
         self.waiting.add(done)
         try:
-            work.get_future().add_done_callback(lambda _: done.set())
+            future = _future(work)
+            if future is None:
+                return self._wait_aside(work, timeout, done)
+            future.add_done_callback(lambda _: done.set())
             if self.broken:
                 done.set()
             done.wait(None if timeout is None else timeout.total_seconds())
@@ -52,6 +59,29 @@ class WatchedGroup:
         if self.broken and not work.is_completed():
             raise RuntimeError(self.broken)
         return work.wait() if timeout is None else work.wait(timeout)
+
+    def _wait_aside(self, work: Any, timeout: timedelta | None, done: threading.Event) -> Any:
+        """A send or a receive of gloo says in no other way when it is done, and only `wait` ends it."""
+        ended: list[tuple[Any, Exception | None]] = []
+
+        def wait() -> None:
+            try:
+                ended.append((work.wait() if timeout is None else work.wait(timeout), None))
+            except (RuntimeError, ValueError, OSError) as error:  # raised below, in the thread that waits
+                ended.append((None, error))
+            finally:
+                done.set()
+
+        threading.Thread(target=wait, name="loom-transfer", daemon=True).start()
+        if self.broken:
+            done.set()
+        done.wait()
+        if not ended:
+            raise RuntimeError(self.broken or "this transfer failed")
+        result, error = ended[0]
+        if error is not None:
+            raise error
+        return result
 
     def end(self, dead: Iterable[str]) -> None:
         self.broken = f"{', '.join(sorted(dead))} has ended or is stopped: this collective cannot complete"
@@ -63,6 +93,23 @@ class WatchedGroup:
             waiter.set()
 
 
+def _make(made: Future[T], make: Callable[[], T]) -> None:
+    try:
+        made.set_result(make())
+    except (RuntimeError, ValueError, OSError) as error:  # raised in the thread that waits for it
+        made.set_exception(error)
+    finally:
+        if not made.done():
+            made.set_exception(sys.exc_info()[1])
+
+
+def _future(work: Any) -> Any:
+    try:
+        return work.get_future()
+    except RuntimeError:
+        return None  # "getFuture not implemented"
+
+
 class BrokenGroups:
     """The process groups of this process."""
 
@@ -71,6 +118,8 @@ class BrokenGroups:
         self._making = threading.local()
         self._groups: list[WatchedGroup] = []
         """The newest last."""
+        self._forming: list[WatchedGroup] = []
+        """Those that are being made: their members look for each other."""
         self._dead: dict[str, int] = {}
         """The quorum in which each was found dead. One that was only stopped may be in a later quorum."""
         self._buried: list[tuple[float, WatchedGroup]] = []
@@ -79,6 +128,30 @@ class BrokenGroups:
     def quorum(self, number: int, members: list[str]) -> None:
         """This thread has received a quorum; a process group for it may follow on this thread."""
         self._making.group = WatchedGroup(number, frozenset(members))
+
+    def aside(self, make: Callable[[], T]) -> T:
+        """A part of making a group, in a thread of its own: it cannot be ended, only left alone. Raises as
+        soon as a member of the quorum has died; the others would wait for it until their timeout."""
+        group: WatchedGroup | None = getattr(self._making, "group", None)
+        if group is None:
+            return make()
+        done, made = threading.Event(), Future[T]()
+        group.waiting.add(done)
+        made.add_done_callback(lambda _: done.set())
+        with self._lock:
+            self._forming.append(group)
+        try:
+            self._end_broken()
+            if not group.broken:
+                threading.Thread(target=_make, args=(made, make), name="loom-group", daemon=True).start()
+                done.wait()
+        finally:
+            group.waiting.discard(done)
+            with self._lock:
+                self._forming = [one for one in self._forming if one is not group]
+        if group.broken and not made.done():
+            raise RuntimeError(group.broken)
+        return made.result()
 
     def before(self) -> None:
         self._making.before = sockets()
@@ -114,8 +187,10 @@ class BrokenGroups:
     def _end_broken(self) -> None:
         now = time.monotonic()
         with self._lock:
-            found = {g: [id for id in g.members if self._dead.get(id, -1) >= g.number] for g in self._groups}
+            known = [*self._groups, *self._forming]
+            found = {g: [id for id in g.members if self._dead.get(id, -1) >= g.number] for g in known}
             broken = {group: dead for group, dead in found.items() if dead}
+            self._forming = [group for group in self._forming if group not in broken]
             self._groups = [group for group in self._groups if group not in broken]
             self._buried = [one for one in self._buried if now - one[0] < _BURIED_S]
             self._buried += [(now, group) for group in broken]

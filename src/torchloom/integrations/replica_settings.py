@@ -49,9 +49,11 @@ class _Known:
 
 
 class ReplicaSettings:
-    def __init__(self, send: Callable[[Mapping[str, Any]], None], port: int, rank: int) -> None:
+    def __init__(
+        self, send: Callable[[Mapping[str, Any]], None], port: int, rank: int, door: str = ""
+    ) -> None:
         self._send = send
-        self._me = {"port": port, "rank": rank}
+        self._me = {"port": port, "rank": rank, "door": door}
         self._lock = threading.Lock()
         self._known: dict[int, _Known] = {}
         self._asked = 0

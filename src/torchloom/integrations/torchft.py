@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -24,16 +25,21 @@ from torchloom.integrations.broken_groups import BrokenGroups, WatchedGroup
 from torchloom.integrations.lighthouse_news import LighthouseLink
 from torchloom.integrations.replica_data import KEY, ReplicaData
 from torchloom.integrations.replica_settings import ReplicaSettings
+from torchloom.integrations.replica_waits import HeldBack, QuorumWaits
 from torchloom.probe import api, session
 
 NEWS = "LOOM_LIGHTHOUSE_NEWS"
 
 DOOR = "TORCHFT_LIGHTHOUSE"
 
+_LONGEST_ERROR = 200
+
 _groups = BrokenGroups()
 _listening = threading.Lock()
 _settings: ReplicaSettings | None = None
 _data = ReplicaData()
+_waits = QuorumWaits()
+_held = HeldBack()
 
 
 def __getattr__(name: str) -> Any:
@@ -52,8 +58,11 @@ def activate(arrived: ModuleType) -> None:
             _watch_manager(arrived.Manager)
         case "torchft.process_group":
             _watch_groups(arrived)
+            _name_store(arrived.ProcessGroup)
         case "torchft.ddp":
             mend_comm_hook(arrived)
+        case "torchft.checkpointing.http_transport":
+            _name_host(arrived.HTTPTransport)
         case "torchft.local_sgd":
             sync_rounds.watch(arrived)
 
@@ -66,10 +75,12 @@ def _quietly(call: Callable[..., None], *args: Any) -> None:
 
 def _watch_manager(manager: Any) -> None:
     made, began, committed = manager.__init__, manager.start_quorum, manager.should_commit
-    healed = manager._apply_pending_state_dict
+    healed, waited = manager._apply_pending_state_dict, manager.wait_quorum
 
     @functools.wraps(made)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if host := _address():
+            kwargs.setdefault("hostname", host)
         made(self, *args, **kwargs)
         _quietly(_follow, self)
 
@@ -80,6 +91,10 @@ def _watch_manager(manager: Any) -> None:
         if not self._use_async_quorum:
             _quietly(_data.begins)
         return done
+
+    @functools.wraps(waited)
+    def wait_quorum(self: Any) -> None:
+        _waits.wait(functools.partial(waited, self))
 
     @functools.wraps(healed)
     def _apply_pending_state_dict(self: Any) -> None:
@@ -95,7 +110,39 @@ def _watch_manager(manager: Any) -> None:
         return done
 
     manager.__init__, manager.start_quorum, manager.should_commit = __init__, start_quorum, should_commit
-    manager._apply_pending_state_dict = _apply_pending_state_dict
+    manager._apply_pending_state_dict, manager.wait_quorum = _apply_pending_state_dict, wait_quorum
+
+
+def _address() -> str:
+    """Where other nodes reach this one. torchft takes the host's name, which they may not know."""
+    address = os.environ.get("LOOM_NODE_ADDRESS", "")
+    local = not address or address.startswith("127.") or address in ("::1", "localhost")
+    return "" if local else f"[{address}]" if ":" in address else address
+
+
+def _name_host(transport: Any) -> None:
+    metadata = transport.metadata
+
+    @functools.wraps(metadata)
+    def with_address(self: Any) -> Any:
+        found, host = metadata(self), _address()
+        return found.replace(f"//{socket.gethostname()}:", f"//{host}:", 1) if host else found
+
+    transport.metadata = with_address
+
+
+def _name_store(group: Any) -> None:
+    """The nightly's process groups meet at a store of their own; 0.2.0 uses the store of the replica."""
+    handle = getattr(group, "get_reconfigure_handle", None)
+    if handle is None:
+        return
+
+    @functools.wraps(handle)
+    def with_address(self: Any) -> Any:
+        found, host = handle(self), _address()
+        return found.replace(f'"{socket.gethostname()}:', f'"{host}:', 1) if host else found
+
+    group.get_reconfigure_handle = with_address
 
 
 def _follow(manager: Any) -> None:
@@ -108,15 +155,24 @@ def _follow(manager: Any) -> None:
 def _listen() -> None:
     global _settings
     port = int(os.environ[DOOR].rpartition(":")[2])
-    link = LighthouseLink(os.environ[NEWS], _heard, lambda: settings.hello())
-    settings = _settings = ReplicaSettings(link.send, port, int(os.environ.get("RANK", "0")))
+    link = LighthouseLink(os.environ[NEWS], _heard, lambda: _hello(settings))
+    door = f"{os.environ.get('LOOM_JOB', '')}.g{os.environ.get('LOOM_GENERATION', '')}"
+    settings = _settings = ReplicaSettings(link.send, port, int(os.environ.get("RANK", "0")), door)
     if session.current is not None:
         session.current.replicas.leave = functools.partial(link.send, {"leaving": True})
     link.start()
 
 
+def _hello(settings: ReplicaSettings) -> list[dict[str, Any]]:
+    """A new connection. If this replica is left out, the lighthouse says so again."""
+    _held.set(False)
+    return settings.hello()
+
+
 def _heard(news: Mapping[str, Any]) -> None:
-    if "gone" in news:
+    if "held" in news:
+        _held.set(bool(news["held"]))
+    elif "gone" in news:
         _groups.died(int(news["quorum"]), [str(id) for id in news["gone"]])
     elif _settings is not None:
         _settings.heard(news["changes"], int(news["asked"]))
@@ -130,15 +186,25 @@ def _report_commit(manager: Any, done: bool) -> None:
         if _settings is not None and _settings.busy and session.current is not None:
             replicas, step = session.current.replicas, manager._step
             replicas.at_boundary(functools.partial(_settings.committed, step, replicas))
-    failures = {"torchft/failed_commits": manager._commit_failures} if not done else {}
+    failures = {"torchft/failed_commits": manager._commit_failures, "torchft/error": _error(manager)}
+    waits = _waits.committed(manager._quorum_id, done, rounds=sync_rounds.commits_rounds(manager))
     api.log(
         **{
             "torchft/quorum": manager._quorum_id,
             "torchft/replicas": manager._participating_replica_world_size,
             "torchft/healing": int(manager._healing),
-            **failures,
+            **({} if done else failures),
+            **waits,
         }
     )
+
+
+def _error(manager: Any) -> str:
+    """Why the step was not committed, as torchft has it; the stable release has the bare exception."""
+    error = manager.errored()
+    if error is None:
+        return "too few replicas, or another rank of this replica failed"
+    return f"{getattr(error, 'original_exception', error)}"[:_LONGEST_ERROR]
 
 
 class QuorumClient:
@@ -151,7 +217,7 @@ class QuorumClient:
         return getattr(self._client, name)
 
     def _quorum(self, *args: Any, **kwargs: Any) -> Any:
-        found = self._client._quorum(*args, **kwargs)
+        found = _held.ask(functools.partial(self._client._quorum, *args, **kwargs))
         _quietly(_groups.quorum, found.quorum_id, list(found.replica_ids))
         _quietly(_data.quorum, found.replica_rank, found.replica_world_size)
         if _settings is not None:
@@ -162,14 +228,20 @@ class QuorumClient:
 def _watch_groups(process_group: Any) -> None:
     """A process group's sockets are those that exist after its construction and did not before."""
     gloo = process_group.ProcessGroupGloo
-    create = gloo._create_pg
+    create, connect = gloo._create_pg, process_group.create_store_client
 
     @functools.wraps(create)
     def _create_pg(self: Any, *args: Any, **kwargs: Any) -> Any:
         _quietly(_groups.before)
-        made = create(self, *args, **kwargs)
+        made = _groups.aside(functools.partial(create, self, *args, **kwargs))
         _quietly(_groups.after, self, made)
         return made
+
+    @functools.wraps(connect)
+    def create_store_client(*args: Any, **kwargs: Any) -> Any:
+        return _groups.aside(functools.partial(connect, *args, **kwargs))
+
+    process_group.create_store_client = create_store_client
 
     wrap = gloo._wrap_work
 

@@ -14,7 +14,7 @@ from torchloom.model.faults import Fault
 from torchloom.model.job import Program, SpawnMode
 from torchloom.model.neighbours import MemoryPlan
 from torchloom.model.node import RendezvousAddress, RendezvousRef
-from torchloom.model.quorum import ReplicaSeat
+from torchloom.model.quorum import LighthouseSite, ReplicaSeat
 from torchloom.model.worker import WorkerRef
 
 
@@ -42,12 +42,16 @@ class StartRendezvous(EffectBase, frozen=True, kw_only=True, tag="start-store"):
     """Job whose environment decides which spawner serves it."""
     replica: ReplicaSeat | None = None
     """Also open a door at the lighthouse of its torchft job."""
+    lighthouse: LighthouseSite | None = None
+    """Where that is; None: on this node."""
 
 
 class StopRendezvous(EffectBase, frozen=True, kw_only=True, tag="stop-store"):
     """End the store of a generation that is over."""
 
     store: RendezvousRef
+    door_of: str = ""
+    """Its node is lost: close only its door at the lighthouse of this torchft job."""
 
 
 class Launch(Struct, frozen=True):
@@ -185,6 +189,25 @@ class ShareChange(EffectBase, frozen=True, kw_only=True, tag="share-change"):
     """`set`, `checkpoint` or `pause`."""
 
 
+class MoveLighthouse(EffectBase, frozen=True, kw_only=True, tag="move-lighthouse"):
+    """The lighthouse of this torchft job is at another place from now on: on this node, or on another one to
+    which this node relays. Done when the lighthouse has all records that it waits for."""
+
+    job: str
+    """A replica that runs."""
+    set: str
+    lighthouse: LighthouseSite
+
+
+class SeatReplica(EffectBase, frozen=True, kw_only=True, tag="seat-replica"):
+    """Leave this replica out of the quorums of its torchft job, or take it back, at its lighthouse."""
+
+    job: str
+    set: str
+    generation: int
+    out: bool
+
+
 class InjectFault(EffectBase, frozen=True, kw_only=True, tag="inject-fault"):
     """Inject this fault into these workers."""
 
@@ -208,4 +231,6 @@ Effect = (
     | PostMail
     | TestDevice
     | ShareChange
+    | MoveLighthouse
+    | SeatReplica
 )

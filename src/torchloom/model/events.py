@@ -568,6 +568,21 @@ class PaceMeasured(EventBase, frozen=True, kw_only=True, tag="pace-measured"):
     """A step of the job."""
 
 
+class ReplicasMeasured(EventBase, frozen=True, kw_only=True, tag="replicas-measured"):
+    """How the replicas of a torchft job do, of which one is left out or is tried again."""
+
+    job: str
+    """The one that is, or was, left out."""
+    generation: int
+    quorum: int
+    own_s: float | None
+    """Its own time in a step; None: it is not in this quorum."""
+    others_s: float
+    """The longest own time of the others …"""
+    step_s: float
+    """… and a step of theirs, waits included."""
+
+
 class WitnessAnswered(EventBase, frozen=True, kw_only=True, tag="witness-answered"):
     """torch's Flight Recorder was asked about a hang and has answered. Evidence: nothing is decided by it."""
 
@@ -671,6 +686,7 @@ Event = (
     | FindingMade
     | FindingEnded
     | PaceMeasured
+    | ReplicasMeasured
     | WitnessAnswered
     | TimerFired
     | LeaseTaken

@@ -28,6 +28,7 @@ FindingKind = Literal[
     "receiver-slow",
     "data-imbalance",
     "global-slowdown",
+    "replica-slow",
     "not-a-number",
     "spike",
     "divergence",
@@ -52,6 +53,8 @@ class Traits(Struct, frozen=True, kw_only=True):
     """Seen against what was usual before, and not against other ranks."""
     blames_nobody: bool = False
     """No rank and no node is to blame, so ending the generation changes nothing."""
+    by_replica: bool = False
+    """A replica of a torchft job is to blame, as a whole: the others can train without it."""
     blames_batches: bool = False
     """A rollback leaves out the batches that may have done it."""
     may_move: bool = True
@@ -93,6 +96,7 @@ TRAITS: dict[FindingKind, Traits] = {
     "receiver-slow": Traits(meaning="a rank is slow to receive from everybody", link=True),
     "data-imbalance": Traits(meaning="ranks get different amounts of work", blames_nobody=True),
     "global-slowdown": Traits(meaning="all ranks are slower than before", whole_job=True, blames_nobody=True),
+    "replica-slow": Traits(meaning="the other replicas of a torchft job wait for this one", by_replica=True),
     "not-a-number": Traits(
         meaning="values are NaN or infinite",
         numeric=True,

@@ -17,7 +17,8 @@ from torchloom.model.incidents import Incident
 from torchloom.model.job import JobSpec
 from torchloom.model.links import LinkMatrix
 from torchloom.model.node import Inventory, NodeClock, RendezvousAddress, RendezvousRef
-from torchloom.model.policy import Acting, Balance
+from torchloom.model.policy import Acting, Balance, LeftOutReplica
+from torchloom.model.quorum import LighthousePlace
 from torchloom.model.steering import OperationRecord
 from torchloom.model.timers import Timer
 from torchloom.model.transaction.config import Schedule
@@ -247,6 +248,7 @@ class Job(Struct, kw_only=True):
     leaving: Leaving | None = None
     acting: Acting | None = None
     balance: Balance | None = None
+    left_out: LeftOutReplica | None = None
     neighbours: dict[str, str] = field(default_factory=dict)
     """Which node keeps copies of each node's states in memory; kept by core.placement.neighbours."""
     memory_at: dict[int, list[str]] = field(default_factory=dict)
@@ -396,6 +398,8 @@ class Fleet(Struct, kw_only=True):
     """Devices that are tested as soon as no worker uses them; kept by core.devices."""
     waiting: dict[str, None] = field(default_factory=dict)
     """Jobs that wait for room, longest first; kept by core.lifecycle."""
+    lighthouses: dict[str, LighthousePlace] = field(default_factory=dict)
+    """By torchft job; kept by core.placement.lighthouses."""
     keys: dict[str, Submission] = field(default_factory=dict)
     """Of the newest submissions that had an Idempotency-Key."""
     past_lives: dict[str, PastLife] = field(default_factory=dict)

@@ -114,6 +114,7 @@ wants an earlier state."""
 DONE: dict[Decided, str] = {
     "pause": "paused",
     "rebalance": "rebalanced",
+    "leave-out": "left out of the quorum",
     "restart": "restarted",
     "restart-replica": "restarted",
     "rollback": "rolled back",
@@ -125,6 +126,7 @@ _WHEN: dict[Decided, str] = {
     "rollback": "",
     "pause": " at the next step",
     "rebalance": " at the next step",
+    "leave-out": " from the next step on",
 }
 _SAVED_FIRST = " as soon as it is saved"
 
@@ -204,6 +206,8 @@ class Incident(Struct, kw_only=True):
     culprit: int | None = None
     exits: list[ExitReport] = field(default_factory=list)
     """The culprit's first, then in order of arrival."""
+    more_exits: int = 0
+    """Of workers that we ended, once it is over: so many more than are in `exits`."""
     decided: Decision | None = None
     timeline: Timeline = field(default_factory=Timeline)
     lost_steps: int | None = None

@@ -9,7 +9,7 @@ from msgspec import Struct
 from torchloom.model.policy import Policy
 from torchloom.model.quorum import ReplicaSeat
 
-MAX_WORKERS = 4096
+MAX_WORKERS = 16_384
 """Largest world size that is accepted at all."""
 
 SpawnMode = Literal["warm", "cold"]

@@ -16,6 +16,8 @@ from torchloom.model.worker import LogLoss, WorkerRef
 
 MEMORY_SECRET = "LOOM_MEMORY_SECRET"
 """Where a start command carries the secret of the copies of its job's states in memory."""
+LIGHTHOUSE_SECRET = "LOOM_LIGHTHOUSE_SECRET"
+"""Where the start of a replica carries the secret that the nodes of its torchft job share."""
 STORE_SECRET = "LOOM_STORE_SECRET"
 """Name under which a command's environment carries what proves the values of a generation's ranks in their
 store (wire/store_values.py). The agent takes it out: workers find it in their black boxes, not in their
@@ -33,6 +35,8 @@ class Command(Struct, frozen=True):
     """Session of the addressed agent: another agent with the same name does not answer."""
     schema: int = 1
     """What an agent must know to carry it out; set by `codec.encode_command`."""
+    nodes: int = 0
+    """How many nodes the fleet has: in a very large one agents report less often."""
 
 
 class Receipt(Struct, frozen=True):

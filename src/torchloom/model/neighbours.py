@@ -27,6 +27,12 @@ class MemoryPlan(Struct, frozen=True):
     """What a node does about the states in memory of the ranks it starts."""
 
     copy_to: MemoryPeer
-    """The neighbour that keeps copies of them."""
+    """The neighbour that keeps copies of them; without a node's name: nobody does."""
     ranks: tuple[RankMemory, ...] = ()
     """What to fetch before the start if it is not here."""
+    world: int = 0
+    """So many ranks saved these states, and another number starts: the states of all of them are gathered
+    here, to be resharded. 0: the states are those of the ranks that start here."""
+
+
+NOBODY = MemoryPeer("", "", 0)

@@ -68,6 +68,8 @@ class Inventory(Struct, frozen=True, kw_only=True):
     highest_epoch: int = 0
     memory_port: int = 0
     """Where other agents send and take states in memory; 0: nowhere."""
+    agents_port: int = 0
+    """Where other agents ask for the port of a lighthouse; 0: nowhere."""
     domain: str = ""
     """What fails together with this host (a rack, say), as LOOM_FAILURE_DOMAIN names it."""
     version: str = ""

@@ -11,6 +11,7 @@ Action = Literal[
     "report",
     "pause",
     "rebalance",
+    "leave-out",
     "restart",
     "restart-replica",
     "rollback",
@@ -20,7 +21,9 @@ Action = Literal[
 ]
 """`ignore`: no incident. `report`: an incident and nothing else. `pause`: hold all ranks at the next step
 until a person resumes them. `rebalance`: the rank to blame takes fewer samples of each step, the others more;
-the samples of a step and their weights stay what they were. `restart`: end the generation and begin the next
+the samples of a step and their weights stay what they were. `leave-out`: the other replicas of the torchft
+job train without this one; it is tried again from time to time and taken back when it is as fast as they are.
+`restart`: end the generation and begin the next
 one at the newest checkpoint. `restart-replica`: only the replica of the rank to blame; where replicas share a
 process group, as they do in every job today, that is a `restart`, and the decision says so. `rollback`: go
 back, without a restart, to the newest checkpoint from before it, and leave out the batches to blame. `evict`:
@@ -42,6 +45,10 @@ class Policy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rollbacks_per_hour: int = 2
     pauses_per_hour: int = 12
     rebalances_per_hour: int = 6
+    leave_outs_per_hour: int = 6
+    """Replicas that begin to be left out; trials do not count."""
+    take_back_s: float = 60.0
+    """After how long a replica that is left out is tried again; twice as long after each failed trial."""
     cooldown_s: float = 30.0
     """Least time between two actions, pauses aside."""
     skip_batches: int = 3
@@ -102,3 +109,30 @@ class Balance(Struct, kw_only=True):
     """The change after which the ranks' times were last measured."""
     back: str = ""
     """Why even shares were asked for; empty: they were not."""
+
+
+class LeftOutReplica(Struct, kw_only=True):
+    """A replica that the others train without, because it is slower; kept by core.policy.leave_out."""
+
+    incident: str
+    state: Literal["leaving", "out", "returning", "trial"] = "leaving"
+    """`leaving` and `returning`: the lighthouse has been asked. `trial`: it takes part and is measured."""
+    replicas: int
+    """In the quorum, with it."""
+    before_s: float
+    """A step with it."""
+    after_s: float = 0.0
+    """A step of the others without it; 0: not measured yet."""
+    quorum: int
+    """The newest quorum in which it was found slow."""
+    since_ns: int
+    wait_s: float = 0.0
+    """After how long it is tried again."""
+    trials: int = 0
+    back: str = ""
+    """Why it is taken back for good; empty: it is tried."""
+
+    @property
+    def gain(self) -> float:
+        """Samples a second without it against with it, if every replica has samples of its own."""
+        return (self.replicas - 1) / self.replicas * self.before_s / self.after_s if self.after_s else 0.0

@@ -19,6 +19,28 @@ class ReplicaSeat(Struct, frozen=True):
     """With fewer, no step is committed."""
 
 
+class LighthouseSite(Struct, frozen=True):
+    """Where the lighthouse of a torchft job is. Every other node of the job relays to it."""
+
+    node: str
+    address: str
+    port: int
+    """Where that node's agent answers other agents, and knows the lighthouse's own port."""
+    term: int
+    """Raised whenever the lighthouse moves: nobody of an older term is believed."""
+    awaited: tuple[str, ...] = ()
+    """Nodes whose records of the job it must have before it forms a quorum."""
+
+
+class LighthousePlace(Struct):
+    """What the core remembers of a torchft job's lighthouse."""
+
+    node: str
+    term: int = 1
+    former: list[str] = field(default_factory=list)
+    """Nodes that it left because they were lost. If one returns, it learns where the lighthouse is now."""
+
+
 class QuorumMember(Struct, frozen=True):
     """A replica that asks for a quorum."""
 

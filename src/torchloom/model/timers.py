@@ -17,6 +17,7 @@ class TimerKind(StrEnum):
     SHRINK = "shrink"
     SAVE_AGAIN = "save-again"
     SAVE_FIRST = "save-first"
+    TAKE_BACK = "take-back"
 
 
 class Timer(Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from torchloom.model.worker import WorkerRef
 
 Completion = Literal["callback", "host-wait", "device-event", "none"]
 WaitsOn = Literal["unknown", "lock", "outside", "timer"]
+LOOKS_FOR_STOPS = 20
 
 
 class Collective(Struct, frozen=True, array_like=True, gc=False):
@@ -164,6 +165,10 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, gc=False):
     tree_quiet_ns: int = 0
     """Of a worker that has recorded nothing itself: how many child processes it has, and for how long neither
     it nor any of them has shown a sign of life. Both 0 for all others."""
+    stops: int = 0
+    """In how many of the newest looks (`LOOKS_FOR_STOPS`) it was found stopped, though it runs in between."""
+    became: str = ""
+    """The program that its process has become by an exec, after it had recorded something."""
     connection_lost: bool = False
     """Its end record says that it died of a peer's death."""
     died_ns: int = 0
@@ -177,7 +182,7 @@ class DeviceFacts(Struct, frozen=True, array_like=True, gc=False):
     quiet_ns: int = 0
     """For how long it has been so without ending or reaching a collective."""
     error: str = ""
-    """What it answered, if it failed."""
+    """What it answered, if it failed; else the error of the newest collective that failed on it."""
     lead_ns: int = 0
     """How long before the device came to it a step's last collective was enqueued, in the median."""
     idle: float = 0.0
@@ -194,6 +199,17 @@ class PartHash(Struct, frozen=True, array_like=True, gc=False):
     parts: int
     """How many there are."""
     hash: int
+
+
+class QuorumFacts(Struct, frozen=True, array_like=True, gc=False):
+    """What a rank of a torchft replica reports of the quorum that it trains in."""
+
+    number: int
+    replicas: int
+    steps: int
+    """How many it has committed in it, the first left out."""
+    wait_s: float
+    """How long it waits in a step until a quorum is formed, in the median."""
 
 
 class Broken(Struct, frozen=True, array_like=True, gc=False):
@@ -231,7 +247,7 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     """Of a rank that has not moved for a while: its progress with each peer, and whether it certainly sent
     nothing to a peer that is not listed."""
     collectives: tuple[Collective, ...] = ()
-    """Those in progress, oldest first."""
+    """Those in progress, oldest first; of a rank that has waited for a while, the last it has left, too."""
     process: ProcessFacts = ProcessFacts()
     accelerator: DeviceFacts | None = None
     """None as long as no collective was given to a device."""
@@ -249,6 +265,8 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     hashes: tuple[PartHash, ...] = ()
     """The newest, by step."""
     broken: Broken | None = None
+    quorum: QuorumFacts | None = None
+    """None if it is no rank of a torchft replica, or has committed nothing yet."""
     left: str = ""
     """Its process has ended well while others still run, and how: `exited with code 0 after 41 steps`."""
     offset: int | None = None
@@ -269,9 +287,15 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
 
     def age_s(self, collective: Collective) -> float:
         """For how long the rank has waited in it; on a device, since the rank or its device reached it."""
-        later = (ns for ns in (collective.head_ns, collective.arrived_ns) if ns)
-        since_ns = max((collective.entered_ns, *later))
-        return max(0, self.taken_ns - since_ns) / 1e9
+        return age_ns(self.taken_ns, collective) / 1e9
+
+
+def age_ns(taken_ns: int, collective: Collective) -> int:
+    """For how long a rank has been in it; on a device, since the rank or its device reached it."""
+    since_ns = collective.entered_ns
+    if collective.head_ns or collective.arrived_ns:
+        since_ns = max(since_ns, collective.head_ns or since_ns, collective.arrived_ns or since_ns)
+    return max(0, taken_ns - since_ns)
 
 
 class RefWindow(Struct, frozen=True, array_like=True, gc=False):
@@ -281,11 +305,44 @@ class RefWindow(Struct, frozen=True, array_like=True, gc=False):
     window: RankWindow
 
 
-class WindowBatch(Struct, frozen=True, kw_only=True, gc=False):
+class WindowBlock(Struct, frozen=True, array_like=True, gc=False):
+    """Windows of some workers of one job as numbers, one row each: whatever else is in them is in a skeleton
+    that was sent before, or is in `sent`. Made and read in core/detect/window_blocks.py."""
+
+    job: str
+    generation: int
+    ranks: tuple[int, ...]
+    incarnations: tuple[int, ...]
+    skeletons: tuple[int, ...]
+    """The number of the skeleton of each."""
+    least: bytes
+    """The least number of each column, as words of 8 bytes."""
+    narrow: bytes
+    narrow_values: bytes
+    """Columns that are not the same in all rows (places of 2 bytes), and for each of them, by row, how much
+    more than the least number it has (4 bytes) …"""
+    wide: bytes
+    wide_values: bytes
+    """… and where that would be too much for 4 bytes, the numbers themselves (8 bytes)."""
+    first_step: int = 0
+    steps: int = 0
+    """Completed steps that are new: the first, and how many."""
+    places: tuple[int, ...] = ()
+    """Of the groups whose collectives are counted in them (`StepTimes.made`)."""
+    inside: dict[int, tuple[Collective, ...]] = {}
+    """By row, collectives in progress that are not those of the skeleton."""
+    hashes: dict[int, tuple[PartHash, ...]] = {}
+    sent: dict[int, RankWindow] = {}
+    """By row, skeletons."""
+
+
+class WindowBatch(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The windows of one node's workers, or a part of them: lossy, never in the stream."""
 
     node: str
     session: str
     sent_ns: int = 0
     """When it was sent, by a clock of its host that nobody sets (since boot)."""
-    windows: tuple[RefWindow, ...]
+    windows: tuple[RefWindow, ...] = ()
+    """Those that no block can hold."""
+    blocks: tuple[WindowBlock, ...] = ()

@@ -65,6 +65,8 @@ class Exit(Struct, frozen=True):
     now, because it has lost the control plane."""
     out_of_memory: bool = False
     """The kernel's OOM killer has killed it, or another process of its cgroup, just before."""
+    foreign: bool = False
+    """It died of a signal that its agent had not sent."""
 
     @property
     def ok(self) -> bool:
@@ -92,7 +94,8 @@ class Exit(Struct, frozen=True):
 
 
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
-            9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM"}  # fmt: skip
+            9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU",
+            25: "SIGXFSZ", 31: "SIGSYS"}  # fmt: skip
 
 
 def signal_name(number: int) -> str:

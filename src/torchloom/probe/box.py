@@ -57,6 +57,7 @@ def write_identity(view: View) -> None:
     """Say which process writes here and when its clocks were read; the worker is RUNNING from now on."""
     view.set_header(Header.PID_NAMESPACE, os.stat("/proc/self/ns/pid").st_ino)
     view.set_header(Header.START_TICKS, start_ticks())
+    view.set_header(Header.STACK_START, _of_itself(28))
     view.set_header(Header.REALTIME_NS, time.time_ns())
     view.set_header(Header.MONOTONIC_NS, time.monotonic_ns())
     view.set_header(Header.PID, os.getpid())
@@ -64,7 +65,12 @@ def write_identity(view: View) -> None:
 
 
 def start_ticks() -> int:
-    """When this process started, in clock ticks since boot: field 22 of /proc/self/stat."""
+    """When this process started, in clock ticks since boot."""
+    return _of_itself(22)
+
+
+def _of_itself(field: int) -> int:
+    """A number of /proc/self/stat, whose fields count from 1."""
     with open("/proc/self/stat", "rb") as file:
         # The second field is the command in brackets and may hold spaces: count from its end.
-        return int(file.read().rpartition(b")")[2].split()[19])
+        return int(file.read().rpartition(b")")[2].split()[field - 3])

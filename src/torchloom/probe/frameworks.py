@@ -23,6 +23,7 @@ ARRIVALS = {
     "torchtitan.components.metrics": "torchloom.integrations.torchtitan",
     "torchft.manager": "torchloom.integrations.torchft",
     "torchft.process_group": "torchloom.integrations.torchft",
+    "torchft.checkpointing.http_transport": "torchloom.integrations.torchft",
     "torchft.ddp": "torchloom.integrations.torchft",
     "torchft.local_sgd": "torchloom.integrations.torchft",
 }

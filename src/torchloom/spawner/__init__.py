@@ -3,6 +3,6 @@
 It runs with the *job's* interpreter, outlives the agent, and needs nothing but the standard library (torch if
 it is there). It decides nothing: it starts what is requested, keeps a c10d store alive on request, and
 reports exits. `client`, `launch` and `key` (which jobs may share a spawner) are for the agent; `server`,
-`children`, `warm`, `learned_imports`, `child`, `boxes` and `store` run inside; `unix_socket` is for both.
-docs/spawn.md: how a worker differs from a fresh process.
+`children`, `reserves`, `warm`, `learned_imports`, `child`, `boxes` and `store` run inside; `unix_socket` is
+for both. docs/spawn.md: how a worker differs from a fresh process.
 """

@@ -14,7 +14,7 @@ from torchloom.probe import streams
 from torchloom.spawner.child import Become
 from torchloom.spawner.children import Refused
 from torchloom.spawner.server import Server
-from torchloom.spawner.warm import Warmth, settle, warm_up
+from torchloom.spawner.warm import Warmth, settle, warm_later, warm_up
 
 
 def _arguments() -> argparse.Namespace:
@@ -50,12 +50,12 @@ def main() -> None:
         warmth = (
             Warmth(cold=True)
             if arguments.cold
-            else warm_up(arguments.preload, server.pump, arguments.learned)
+            else warm_up(arguments.preload, server.pump, arguments.learned, server.waited_for)
         )
         if not arguments.cold:
-            settle(hurry=server.waited_for)
+            settle(hurry=server.waited_for())
         server.warmed(warmth)
-        server.run()
+        server.run(lambda: warm_later(warmth))
     except Become as become:
         newborn = become
     if newborn is None:

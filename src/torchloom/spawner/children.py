@@ -14,14 +14,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torchloom import boottime
 from torchloom.spawner import boxes, child, store
 from torchloom.spawner.boxes import NewBox
+from torchloom.spawner.reserves import Reserve, Reserves, receive, wait_to_become
 from torchloom.spawner.warm import Warmth, thread_count
 
 _LOG_LOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
@@ -75,6 +77,7 @@ class Children:
         self.live: dict[int, Child] = {}
         self.exits: dict[int, dict[str, Any]] = {}
         """Unacknowledged exits by pid, in the order they happened."""
+        self.reserves = Reserves()
 
     def workers(self) -> list[Child]:
         return [c for c in self.live.values() if c.kind == "worker"]
@@ -114,7 +117,10 @@ class Children:
         try:
             box, box_notes = boxes.create(spec, self._identity(spec))
             path = None if box is None else str(box.path)
-            pid = self._fork_worker({**spec, "box": path}, box, stdout, stderr)
+            named = {**spec, "box": path}
+            pid = self._use_reserve(named, box, stdout, stderr) or self._fork_worker(
+                named, box, stdout, stderr
+            )
         finally:
             for descriptor in {stdout, stderr}:
                 os.close(descriptor)
@@ -126,6 +132,16 @@ class Children:
         self.live[pid] = Child(pid, ticks, "worker", spec.get("job"), asked, path, generation)
         return _answer(pid, ticks, path, already=False, notes=notes + box_notes)
 
+    def _use_reserve(self, spec: Mapping[str, Any], box: NewBox | None, stdout: int, stderr: int) -> int:
+        """The pid of a reserve that is this worker now; 0 if there is none."""
+        while (reserve := self.reserves.take_worker()) is not None:
+            if box is not None:  # before it knows: from then on the box is its own
+                box.sign(reserve.pid, reserve.start_ticks)
+                box.mark_forked()
+            if reserve.become(spec, (stdout, stderr)):
+                return reserve.pid
+        return 0
+
     def _fork_worker(self, spec: Mapping[str, Any], box: NewBox | None, stdout: int, stderr: int) -> int:
         try:
             pid = fork_quietly()
@@ -135,12 +151,8 @@ class Children:
             raise
         if pid == 0:
             warmth = self.warmth
-            try:
-                child.sign_in(box)
-                child.adopt_stdio(stdout, stderr)
-            except BaseException as error:  # noqa: BLE001  # a child must not continue as a second spawner
-                print(f"spawner: a worker failed to start: {error!r}", file=sys.stderr, flush=True)
-                os._exit(127)
+            _or_end(lambda: child.sign_in(box))
+            _or_end(lambda: child.adopt_stdio(stdout, stderr))
             raise child.Become(lambda: child.run(spec, warmth))
         return pid
 
@@ -182,6 +194,35 @@ class Children:
         known = {key: spec[key] for key in _IDENTITY_KEYS if spec.get(key) is not None}
         return {**known, "spawner": os.getpid(), "key": self._key}
 
+    # -- reserves ---------------------------------------------------------------------------------
+    def prepare(self, workers: int, host: str | None) -> dict[str, Any]:
+        """Have so many reserve workers, and a reserve store on `host` if one is named; say what there is."""
+        unsafe = self.warmth.cold or self.warmth.problem is not None or bool(self.warmth.learned.unsafe)
+        workers, host = (0, None) if unsafe else (workers, host)
+        self.reserves.drop(workers, host)
+        while len(self.reserves.workers) < workers:
+            self.reserves.workers.append(self._fork_reserve())
+        if host and self.reserves.store is None:
+            self.reserves.store = self._fork_reserve_store(host)
+        return {"workers": len(self.reserves.workers), "store": self.reserves.store is not None}
+
+    def _fork_reserve(self) -> Reserve:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            if (pid := fork_quietly()) == 0:
+                warmth, mine = self.warmth, theirs.dup()
+                ours.close()
+                _or_end(lambda: child.sign_in(None))
+                raise child.Become(lambda: wait_to_become(mine, warmth))
+        return Reserve(pid, boxes.start_ticks(pid), ours)
+
+    def _fork_reserve_store(self, host: str) -> Reserve:
+        ours, theirs = socket.socketpair()
+        with theirs, store.listen(host, 0) as listener:
+            bound = int(listener.getsockname()[1])
+            pid = self._fork_keeper(listener, host, bound, os.environ, theirs)
+        return Reserve(pid, boxes.start_ticks(pid), ours, host, bound)
+
     # -- stores ---------------------------------------------------------------------------------
     def keep_store(
         self, job: str, generation: int, host: str, port: int, env: Mapping[str, str] | None
@@ -190,28 +231,41 @@ class Children:
         for one in self.stores():
             if (one.job, one.generation) == (job, generation):
                 return _keeper(one, already=True)
-        try:
-            listener = store.listen(host, port)
-        except OSError as error:
-            raise Refused(f"no store on {host} port {port}: {error.strerror or error}") from error
-        with listener:
-            bound = int(listener.getsockname()[1])
-            pid = self._fork_keeper(listener, host, bound, os.environ if env is None else env)
+        reserve = self.reserves.take_store(host) if not port else None
+        if reserve is not None:
+            pid, bound = reserve.pid, reserve.port
+        else:
+            try:
+                listener = store.listen(host, port)
+            except OSError as error:
+                raise Refused(f"no store on {host} port {port}: {error.strerror or error}") from error
+            with listener:
+                bound = int(listener.getsockname()[1])
+                pid = self._fork_keeper(listener, host, bound, os.environ if env is None else env)
         _wait_for_sessions([pid])
         ticks = boxes.start_ticks(pid)
         self.live[pid] = Child(pid, ticks, "store", job, None, None, generation, bound, host)
         return _keeper(self.live[pid], already=False)
 
-    def _fork_keeper(self, listener: socket.socket, host: str, port: int, env: Mapping[str, str]) -> int:
+    def _fork_keeper(
+        self,
+        listener: socket.socket,
+        host: str,
+        port: int,
+        env: Mapping[str, str],
+        wanted: socket.socket | None = None,
+    ) -> int:
+        """`wanted`: a reserve, which is told through it that it is in use."""
         pid = fork_quietly()
         if pid:
             return pid
         try:
             child.sign_in(None)
             descriptor = listener.detach()
-            child.leave_spawner((descriptor,), for_exec=self.warmth.cold)
+            kept = (descriptor,) if wanted is None else (descriptor, wanted.fileno())
+            child.leave_spawner(kept, for_exec=self.warmth.cold)
             if not self.warmth.cold:
-                store.keep(descriptor, host, port)
+                store.keep(descriptor, host, port, None if wanted is None else partial(receive, wanted))
             os.set_inheritable(descriptor, True)
             program = [sys.executable, *child.interpreter_flags(), "-m", "torchloom.spawner.store"]
             program += [str(descriptor), host, str(port), str(self._socket_path)]
@@ -248,6 +302,7 @@ class Children:
                 return new
             one = self.live.pop(pid, None)
             if one is None:
+                self.reserves.ended(pid)
                 continue
             code = os.waitstatus_to_exitcode(status)
             self.exits[pid] = {
@@ -283,6 +338,15 @@ def fork_quietly() -> int:
         if pid != 0:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return pid
+
+
+def _or_end(first: Callable[[], object]) -> None:
+    """In a new child, which must not continue as a second spawner whatever goes wrong."""
+    try:
+        first()
+    except BaseException as error:  # noqa: BLE001
+        print(f"spawner: a worker failed to start: {error!r}", file=sys.stderr, flush=True)
+        os._exit(127)
 
 
 def _wait_for_sessions(pids: Sequence[int]) -> None:

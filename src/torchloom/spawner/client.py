@@ -214,10 +214,13 @@ class SpawnerClient:
         """A fresh c10d store for a generation; it listens when this returns. Safe to repeat."""
         return read_keeper(self.call("store", timeout_s, **_store_fields(job, generation, host, port, env)))
 
+    def reserve(self, workers: int, host: str | None = None, timeout_s: float = 120.0) -> dict[str, Any]:
+        """Have so many workers, and a store on `host`, forked ahead of need; what there is then."""
+        return dict(self.call("reserve", timeout_s, workers=workers, host=host))
+
     def state(self, timeout_s: float = 10.0) -> dict[str, Any]:
         """What the spawner has and is doing; answered also while it warms."""
-        state: dict[str, Any] = self.call("state", timeout_s)
-        return state
+        return dict(self.call("state", timeout_s))
 
     def forget(self, pids: Iterable[int], timeout_s: float = 120.0) -> None:
         """Acknowledge exits: the spawner need not repeat them."""
@@ -341,6 +344,9 @@ class AsyncSpawnerClient:
         """A fresh c10d store for a generation; it listens when this returns. Safe to repeat."""
         fields = _store_fields(job, generation, host, port, env)
         return read_keeper(await self.call("store", timeout_s, **fields))
+
+    async def reserve(self, workers: int, host: str | None = None) -> None:
+        await self.call("reserve", 120.0, workers=workers, host=host)
 
     async def state(self, timeout_s: float = 10.0, when_warm: bool = False) -> dict[str, Any]:
         """What the spawner has and is doing; answered also while it warms, unless `when_warm` is set."""

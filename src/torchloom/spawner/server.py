@@ -32,6 +32,9 @@ _INBOUND_LIMIT = 64 << 20
 _OUTBOUND_LIMIT = 8 << 20
 """An agent that reads nothing while this much is waiting for it is as good as gone."""
 _FENCE_EVERY_S = 0.5
+_LATER_S = 5.0
+STARTING = ("start", "store", "reserve")
+"""Requests that fork, and so wait until warming is over."""
 _PATIENCE = 10
 """How many idle periods to wait for an agent that has not yet received an exit, or whose store is kept."""
 
@@ -119,7 +122,6 @@ class Server:
         self._leave_now = True
 
     # -- the loop -------------------------------------------------------------------------------
-    @property
     def waited_for(self) -> bool:
         """Whether a request waits until warming is over."""
         return bool(self._postponed)
@@ -133,9 +135,14 @@ class Server:
             if agent is self._agent:
                 self._answer(agent, request)
 
-    def run(self) -> None:
+    def run(self, later: Callable[[], None] | None = None) -> None:
+        """Serve. `later` is called once, when those who waited have had time to begin."""
+        due_s = time.monotonic() + _LATER_S
         while not self._over():
             self.turn(timeout_s=1.0)
+            if later is not None and time.monotonic() > due_s:
+                later()
+                later = None
         self._say_goodbye()
 
     def pump(self) -> None:
@@ -197,6 +204,7 @@ class Server:
             self._agent.socket.close()
         for end in (self._listener, self._wake_read, self._wake_write):
             end.close()
+        self.children.reserves.drop(0, None)
         os.close(self._lock)
 
     # -- the agent ------------------------------------------------------------------------------
@@ -231,7 +239,7 @@ class Server:
                 print("spawner: a message that is no request; connection closed", file=sys.stderr, flush=True)
                 alive = False
                 break
-            if self._warming and (request["do"] in ("start", "store") or request.get("when") == "warm"):
+            if self._warming and (request["do"] in STARTING or request.get("when") == "warm"):
                 self._postponed.append((agent, request))
             else:
                 self._answer(agent, request)
@@ -248,6 +256,7 @@ class Server:
                 int(r.get("port") or 0),
                 r.get("env"),
             ),
+            "reserve": lambda r: self.children.prepare(int(r["workers"]), r.get("host")),
             "state": lambda _: self._state(),
             "forget": lambda r: self.children.forget(r["pids"]),
             "quit": self._quit,
@@ -261,7 +270,7 @@ class Server:
                 )
             if handler is None:
                 raise Refused(f"a spawner cannot do {request['do']!r}")
-            if self._leaving and request["do"] in ("start", "store"):
+            if self._leaving and request["do"] in STARTING:
                 raise Refused("this spawner is shutting down and starts nothing")
             agent.send({"id": request["id"], "result": handler(request)})
         except (Refused, OSError) as error:
@@ -300,6 +309,7 @@ class Server:
             "unsafe": warmth.learned.unsafe,
             "why_unsafe": warmth.learned.why,
             "threads": thread_count(),
+            "reserves": [reserve.pid for reserve in self.children.reserves.workers],
             "children": [
                 {
                     "pid": c.pid,

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,12 +38,18 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def keep(descriptor: int, host: str, port: int) -> NoReturn:
-    """Host the store on an inherited listening socket until killed. Never returns, runs no atexit handler."""
+def keep(
+    descriptor: int, host: str, port: int, wanted: Callable[[], tuple[object, object]] | None = None
+) -> NoReturn:
+    """Host the store on an inherited listening socket until killed. Never returns, runs no atexit handler.
+
+    A reserve waits with `wanted` until it is in use, and ends if it never is (reserves.py).
+    """
     parent = os.getppid()
     status = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, COMM.encode(), 0, 0, 0)
+        if wanted is None:
+            _take_name()
         from torch.distributed import TCPStore
 
         # Held until the end: the server lives as long as this object.
@@ -53,12 +60,21 @@ def keep(descriptor: int, host: str, port: int) -> NoReturn:
             wait_for_workers=False,
             master_listen_fd=descriptor,
         )
+        if wanted is not None:
+            if wanted()[0] is None:
+                os._exit(0)
+            _take_name()
         _wait_until_useless(store, parent, port)
         status = 0
     except BaseException as error:  # noqa: BLE001  # top of a process: say it in the spawner's log, then end
         print(f"spawner: the store on port {port} failed: {error!r}", file=sys.stderr, flush=True)
     finally:
         os._exit(status)
+
+
+def _take_name() -> None:
+    """The name by which it is found should its spawner die."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, COMM.encode(), 0, 0, 0)
 
 
 def _reachable(host: str) -> str:

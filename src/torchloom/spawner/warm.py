@@ -29,8 +29,9 @@ MODULES = (
     "torch.distributed",
     "torch.nn.parallel",
     "torch._dynamo",  # DDP's first step imports it: 1.8 s in every worker otherwise
-    "torch.distributed.checkpoint",
 )
+LATER = ("torch.distributed.checkpoint",)
+"""What not every script needs: a job that waits for the first fork does not wait for these as well."""
 OURS = ("torchloom.probe.worker",)
 
 _LOOK_EVERY_S = 0.02
@@ -74,10 +75,16 @@ def thread_count() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def warm_up(extra: Sequence[str], pump: Callable[[], None], learned: Path | None = None) -> Warmth:
+def warm_up(
+    extra: Sequence[str],
+    pump: Callable[[], None],
+    learned: Path | None = None,
+    hurry: Callable[[], bool] = lambda: False,
+) -> Warmth:
     """Import everything; `pump` is called between imports so that the socket is answered meanwhile.
 
-    The garbage collector is off when this returns: call `settle` before the first fork.
+    If somebody is in a `hurry` by then, what can be imported later is left for `warm_later`. The garbage
+    collector is off when this returns: call `settle` before the first fork.
     """
     warmth = Warmth(cold=False)
     began = time.monotonic()
@@ -86,6 +93,8 @@ def warm_up(extra: Sequence[str], pump: Callable[[], None], learned: Path | None
     answer = pump if learned is None else partial(descriptors.around, pump)
     with _environment_for_import(), _pumped_imports(answer):
         for name in (*OURS, *MODULES):
+            _import_one(name, warmth)
+        for name in () if hurry() else LATER:
             _import_one(name, warmth)
         for name in extra:
             _import_if_safe(name, warmth, pump)
@@ -101,6 +110,18 @@ def warm_up(extra: Sequence[str], pump: Callable[[], None], learned: Path | None
     warmth.set_blas_threads = _openblas_setter()
     warmth.seconds = time.monotonic() - began
     return warmth
+
+
+def warm_later(warmth: Warmth) -> None:
+    """Import what was left out in a hurry; the next workers have it. No socket is answered meanwhile: a
+    request would fork in the middle of an import."""
+    left = [name for name in LATER if name not in sys.modules]
+    if warmth.cold or warmth.torch is None or not left:
+        return
+    with _environment_for_import():
+        for name in left:
+            _import_one(name, warmth)
+    gc.freeze()
 
 
 def settle(hurry: bool) -> None:

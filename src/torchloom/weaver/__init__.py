@@ -8,6 +8,7 @@ live_view, knowledge     what telemetry shows                 history     a job'
 leading      the lease, and what keeps it from being held    dropping    drops history behind snapshots
 quotas       what one agent may send                         replays     an incident, event by event
 doors        stops an agent that floods the stream           monitors    reads reports of health
-presence     which weavers there are, of which version
+hearing      whether it hears in time itself
+presence     which weavers there are, of which version       own_copy    whether this host's server stores
 snapshot, clock, alarms, environments, job_keys    mechanics  trouble     what keeps it from acting
 """

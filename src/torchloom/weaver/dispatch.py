@@ -14,17 +14,29 @@ from functools import partial
 
 from torchloom.bus.protocol import MAX_MESSAGE_BYTES, Bus
 from torchloom.errors import BusUnavailable, Conflict, NoResponder, TimedOut
-from torchloom.model.effects import Effect, PostMail, StartRendezvous, StartWorkers, WarmSpawner
+from torchloom.model.effects import (
+    Effect,
+    MoveLighthouse,
+    PostMail,
+    StartRendezvous,
+    StartWorkers,
+    StopWorkers,
+    WarmSpawner,
+)
 from torchloom.model.events import Decided, Envelope
 from torchloom.model.fleet import Fleet, Job
-from torchloom.model.messages import MEMORY_SECRET, STORE_SECRET, Command
+from torchloom.model.messages import LIGHTHOUSE_SECRET, MEMORY_SECRET, STORE_SECRET, Command
 from torchloom.weaver.environments import Environments
 from torchloom.wire import codec, subjects
-from torchloom.wire.store_values import secret_of_generation, secret_of_memory
+from torchloom.wire.store_values import secret_of_generation, secret_of_lighthouse, secret_of_memory
 
 log = logging.getLogger(__name__)
 
 RESEND_S = 1.0
+RESEND_MOST_S = 8.0
+"""An agent that has taken a command is sent it again less and less often: thousands of nodes that are at work
+would otherwise be asked again and again instead of being heard. One that was started anew joins, and gets all
+at once."""
 
 
 class Deposed(Exception):
@@ -39,7 +51,10 @@ class Dispatcher:
         self._name = name
         self._environments = environments
         self._wake = wake
-        self._sent_s: dict[str, float] = {}
+        self._due_s: dict[str, float] = {}
+        """When an effect that was sent is sent again."""
+        self._taken: dict[str, int] = {}
+        """How often its agent has said that it has it."""
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._recorded: set[str] = set()
         self._delivered: set[str] = set()
@@ -59,14 +74,15 @@ class Dispatcher:
         self._forget_closed(fleet)
         due: dict[str, list[Effect]] = {}
         for effect in fleet.outbox.values():
-            waited = clock - self._sent_s.get(effect.id, -RESEND_S)
             if effect.id in self._delivered and effect.node not in now:
                 continue
-            if effect.node not in self._sending and (waited >= RESEND_S or effect.node in now):
+            if effect.node not in self._sending and (
+                clock >= self._due_s.get(effect.id, clock) or effect.node in now
+            ):
                 due.setdefault(effect.node, []).append(effect)
         await self._record([e for es in due.values() for e in es if self._is_new(e)], epoch)
         for node, effects in due.items():
-            self._sent_s.update((e.id, clock) for e in effects)
+            self._due_s.update((e.id, clock + RESEND_S) for e in effects)
             task = asyncio.create_task(self._send_all(fleet, node, effects, epoch))
             self._sending[node] = task
             task.add_done_callback(partial(self._sent, node))
@@ -126,10 +142,15 @@ class Dispatcher:
                 env |= await self._secrets(fleet.jobs[effect.job], effect)
         elif isinstance(effect, StartRendezvous):
             env = await self._environments.get(fleet.jobs.get(effect.env_of))
+            job = fleet.jobs.get(effect.env_of)
+            if effect.replica is not None and job is not None:
+                secret = await self._environments.secret(job)
+                env = {**env, LIGHTHOUSE_SECRET: secret_of_lighthouse(secret, effect.replica.set)}
         elif isinstance(effect, WarmSpawner):
             env = await self._environments.get(fleet.jobs.get(effect.job))
         known = fleet.nodes.get(effect.node)
-        data = codec.encode_command(Command(epoch, effect, env, known.session if known is not None else ""))
+        session = known.session if known is not None else ""
+        data = codec.encode_command(Command(epoch, effect, env, session, nodes=len(fleet.nodes)))
         receipt = codec.decode_receipt(
             await self._bus.request(subjects.command(effect.node), data, timeout_s=2.0)
         )
@@ -142,6 +163,10 @@ class Dispatcher:
             log.warning("%s refused %s: %s", effect.node, effect.id, receipt.why)
         elif isinstance(effect, PostMail):
             self._delivered.add(effect.id)
+        elif effect.id in self._due_s and not _is_retried(effect):
+            times = self._taken[effect.id] = self._taken.get(effect.id, 0) + 1
+            wait_s = min(RESEND_MOST_S, RESEND_S * 2.0 ** (times - 1))
+            self._due_s[effect.id] = asyncio.get_running_loop().time() + wait_s
 
     async def _secrets(self, job: Job, effect: StartWorkers) -> dict[str, str]:
         """What proves the values of this generation's ranks in their store, and what the agents of the job
@@ -155,10 +180,16 @@ class Dispatcher:
         return made
 
     def _forget_closed(self, fleet: Fleet) -> None:
-        for effect_id in [e for e in self._sent_s if e not in fleet.outbox]:
-            del self._sent_s[effect_id]
+        for effect_id in [e for e in self._due_s if e not in fleet.outbox]:
+            del self._due_s[effect_id]
+            self._taken.pop(effect_id, None)
             self._recorded.discard(effect_id)
             self._delivered.discard(effect_id)
+
+
+def _is_retried(effect: Effect) -> bool:
+    """Whether it stays open when its agent has failed, which then tries again each time it is sent."""
+    return isinstance(effect, MoveLighthouse) or (isinstance(effect, StopWorkers) and effect.strays)
 
 
 def _in_pieces(effects: Sequence[Effect]) -> list[list[Effect]]:

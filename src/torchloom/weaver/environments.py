@@ -18,6 +18,7 @@ import asyncio
 import hashlib
 import logging
 import secrets
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from nacl.secret import SecretBox
 from torchloom.bus.protocol import Bus
 from torchloom.errors import BusUnavailable, LoomError
 from torchloom.model.fleet import Fleet, Job
+from torchloom.model.job import JobSpec
 from torchloom.weaver.job_keys import IN_MEMORY, JobKeys
 
 _REMEMBERED = 256
@@ -64,8 +66,17 @@ class Environments:
         self._keys: JobKeys = keys if keys is not None else IN_MEMORY
         self._cache: dict[str, KeptEnvironment] = {}
 
-    async def put(self, env_id: str, env: dict[str, str]) -> None:
-        kept = KeptEnvironment(env, secrets.token_bytes(32))
+    async def add(self, env: dict[str, str], beside: Job | None = None) -> str:
+        """Keep it under a new id, which is returned."""
+        env_id = uuid.uuid4().hex
+        await self.put(env_id, env, beside)
+        return env_id
+
+    async def put(self, env_id: str, env: dict[str, str], beside: Job | None = None) -> None:
+        """`beside`: another replica of the same torchft job. They share the secret: their nodes prove to each
+        other that they belong to that job."""
+        secret = await self.secret(beside) if beside is not None else b""
+        kept = KeptEnvironment(env, secret or secrets.token_bytes(32))
         try:
             box = SecretBox(self._keys.make(env_id))
         except OSError as error:
@@ -169,6 +180,22 @@ class Environments:
         while len(self._cache) >= _REMEMBERED:
             del self._cache[next(iter(self._cache))]
         self._cache[name] = kept
+
+
+def replica_beside(fleet: Fleet, spec: JobSpec) -> Job | None:
+    """Another replica of its torchft job, if there is one."""
+    if spec.replica is None:
+        return None
+    name = spec.replica.set
+    others = (job for job in fleet.jobs.values() if job.spec.replica is not None)
+    return next((job for job in others if job.spec.replica and job.spec.replica.set == name), None)
+
+
+def submitted_with(spec: JobSpec, key: str, job: str) -> str:
+    """What it is submitted one by one with: replicas of a torchft job take the secret of the one before."""
+    if spec.replica is not None:
+        return f"replicas of {spec.replica.set}"
+    return f"key {key}" if key else f"job {job}"
 
 
 def _temporary(name: str) -> str:

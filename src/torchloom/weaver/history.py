@@ -106,7 +106,10 @@ class Histories:
             return
         kept.sampled_s = now_s
         numbers = {**_progress(pulses), **self._settings(kept, pulses)}
-        kept.history.record(now_s, job.generation, len(job.workers), pulses, self._windows(job.id), numbers)
+        await asyncio.sleep(0)
+        windows = self._windows(job.id)
+        for _ in kept.history.recorded(now_s, job.generation, len(job.workers), pulses, windows, numbers):
+            await asyncio.sleep(0)
         kept.changed = True
 
     def _settings(self, kept: _Kept, pulses: Mapping[int, WorkerPulse]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from torchloom.errors import BusUnavailable, TimedOut
 from torchloom.model.events import ControlDisturbed, LeaseTaken
 from torchloom.model.incidents import Incident
 from torchloom.weaver.live_view import LiveView
+from torchloom.weaver.own_copy import OwnCopy
 from torchloom.weaver.publisher import Publisher
 from torchloom.weaver.trouble import Troubles
 
@@ -55,9 +56,12 @@ class Leading:
         lease: Lease,
         wake: asyncio.Event,
         troubles: Troubles,
+        server: str = "",
     ) -> None:
         self._bus, self._stream, self._live, self._lease, self._wake = bus, stream, live, lease, wake
         self._troubles = troubles
+        self._server, self._own_copy = server, OwnCopy()
+        """The nats-server of this host, if it is one of a cluster."""
         self._looked_s = 0.0
         self._read: tuple[int, float, int] = (-1, 0.0, 0)
         """The last event read, since when it has been the last although there are newer ones, and how often
@@ -67,7 +71,9 @@ class Leading:
         return self._troubles.look(self._bus.connected, time.monotonic())
 
     def stuck_s(self) -> float:
-        return self._troubles.stuck_s(self._bus.connected, time.monotonic())
+        """For how long the bus, or this host's server of it, stored nothing: what only its restart ends."""
+        now_s = time.monotonic()
+        return max(self._troubles.stuck_s(self._bus.connected, now_s), self._own_copy.stuck_s(now_s))
 
     def disturbances(self) -> list[Incident]:
         """The incident of the control plane that is open now, if there is one."""
@@ -121,6 +127,8 @@ class Leading:
         if now_s - self._looked_s < LOOK_EVERY_S or not self._stream.started:
             return
         self._looked_s = now_s
+        if self._server:
+            self._own_copy.look(await self._bus.behind(self._server), now_s)
         read, last = self._stream.fleet.seq, await self._bus.last_seq()
         before, since_s, looks = self._read
         if read >= last:

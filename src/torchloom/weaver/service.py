@@ -42,7 +42,7 @@ from torchloom.weaver.detection.loop import Detection
 from torchloom.weaver.dispatch import Deposed, Dispatcher
 from torchloom.weaver.doors import Doors
 from torchloom.weaver.dropping import Trimming
-from torchloom.weaver.environments import Environments
+from torchloom.weaver.environments import Environments, replica_beside, submitted_with
 from torchloom.weaver.feed import Feed, apply_record
 from torchloom.weaver.history import Histories
 from torchloom.weaver.job_keys import JobKeys
@@ -54,7 +54,7 @@ from torchloom.weaver.presence import Presences
 from torchloom.weaver.publisher import Publisher
 from torchloom.weaver.quotas import Quotas
 from torchloom.weaver.replays import Replays
-from torchloom.weaver.requests.admission import Admission, Issuer
+from torchloom.weaver.requests.admission import Admission, Issuer, PodReviewer
 from torchloom.weaver.requests.checkpoints import Catalogues
 from torchloom.weaver.requests.devices import DeviceRequests
 from torchloom.weaver.requests.fitting import check_fits
@@ -70,8 +70,6 @@ from torchloom.wire import codec, subjects
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
-SNAPSHOT_EVERY = 500
-"""Events between two snapshots."""
 BREATHE_EVERY = 50
 
 
@@ -86,6 +84,8 @@ class Weaver:
         *,
         keep_history: int = KEEP_HISTORY,
         issuer: Issuer | None = None,
+        reviewer: PodReviewer | None = None,
+        server: str = "",
     ) -> None:
         self._patient = issuer is not None
         self.name = name or f"weaver-{uuid.uuid4().hex[:8]}"
@@ -116,7 +116,7 @@ class Weaver:
         self.replay = Replays(bus, self._stream, self._snapshots).replay
         self._joined: set[str] = set()
         troubles = Troubles()
-        self._leading = Leading(bus, self._stream, self._live, self._lease, self._wake, troubles)
+        self._leading = Leading(bus, self._stream, self._live, self._lease, self._wake, troubles, server)
         self.troubles, self.stuck_s = self._leading.troubles, self._leading.stuck_s
         self.disturbances = self._leading.disturbances
         self._feed = Feed()
@@ -142,7 +142,7 @@ class Weaver:
         self.devices = DeviceRequests(self._stream, self._live)
         self.monitors = Monitors(bus, self.devices.hear)
         self.devices.count_also(lambda: self.monitors.dropped)
-        self.admission = Admission(self._stream, issuer)
+        self.admission = Admission(self._stream, issuer, reviewer)
         reads = WorkerReads(bus, self._stream)
         self.read_log, self.read_box = reads.log, reads.box
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -191,14 +191,13 @@ class Weaver:
             job = f"{stem}-{uuid.uuid4().hex[:6]}"
         check_token(job, "job id")
         taken = Conflict(f"There is a job {job} already; choose another --name or delete it first.")
-        async with self._one_by_one(f"key {key}" if key else f"job {job}"):
+        async with self._one_by_one(submitted_with(spec, key, job)):
             if key in self.fleet.keys:
                 return await self._same(self.fleet.keys[key], digest, env)
             check_fits(self.fleet, spec, queue)
             if job in self.fleet.jobs:
                 raise taken
-            env_id = uuid.uuid4().hex
-            await self._environments.put(env_id, env)
+            env_id = await self._environments.add(env, replica_beside(self.fleet, spec))
             body = JobSubmitted(job=job, spec=spec, by=by, key=key, digest=digest, env_id=env_id)
             await self._stream.say("submit", body)
             if job in self.fleet.jobs and self.fleet.jobs[job].env_id == env_id:
@@ -270,8 +269,9 @@ class Weaver:
         self._feed.begin(self.fleet.seq)
         self._stream.caught_up_to = await self._bus.last_seq()
         self._dispatcher.last_decision = await self._bus.last_seq(subjects.DECISIONS)
-        await self._bus.subscribe(subjects.TELEMETRY, self._hear, admit=self._quotas.admits)
-        await self._bus.subscribe(subjects.WINDOWS, self._watch.hear, admit=self._quotas.admits)
+        flow = await self._bus.subscribe(subjects.TELEMETRY, self._hear, self._quotas.admits, apart=True)
+        self._nodes.hearing.follow(flow)
+        await self._bus.subscribe(subjects.WINDOWS, self._watch.hear, self._quotas.admits, apart=True)
         await self._bus.subscribe(subjects.LEASES, self._nodes.lease_asked, admit=self._quotas.admits)
         self._stream.started = True
         tasks = [
@@ -286,6 +286,7 @@ class Weaver:
             asyncio.create_task(self.monitors.run(), name="monitors"),
             asyncio.create_task(self.admission.run(), name="admission"),
             asyncio.create_task(self._presences.run(), name="presence"),
+            asyncio.create_task(self._nodes.hearing.run(), name="hearing"),
         ]
         sweep = asyncio.create_task(self._environments.sweep(lambda: self.fleet, lambda: self.active))
         stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -372,7 +373,7 @@ class Weaver:
                     await self._stream.say("progress", near)
                 self._live.listen(loop.time())
                 await self._nodes.say_silence(loop.time())
-                if self.fleet.seq - self._snapshot_seq >= SNAPSHOT_EVERY:
+                if self._snapshots.due(self.fleet.seq - self._snapshot_seq):
                     self._snapshot_seq = self.fleet.seq
                     await self._snapshots.save(self.fleet)
             except (BusUnavailable, TimedOut) as error:

@@ -28,6 +28,10 @@ ANCHORS = ("anchor.0", "anchor.1", "anchor.2")
 BEFORE = "snapshot"
 """Where earlier versions kept their only one. They dropped no event, so it is not read but removed."""
 READ_WITHIN_S = 15.0
+SNAPSHOT_EVERY = 500
+"""Events between two snapshots."""
+BYTES_AN_EVENT = 2048
+"""Of a large fleet they are rarer: so much of a snapshot for each event that need not be replayed."""
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -65,6 +69,8 @@ class Snapshots:
         self._bus = bus
         self._slots: dict[str, int] = {}
         """The place of the snapshot in every slot that was read or written; -1: none that can be used."""
+        self._size = 0
+        """Bytes of the one that was read or written last."""
 
     async def load(self) -> Fleet:
         """The newest usable snapshot, or an empty fleet if everything can be replayed."""
@@ -82,6 +88,10 @@ class Snapshots:
                 hint="restore the bus's files from a backup, or start with an empty LOOM_HOME",
             )
         return Fleet()
+
+    def due(self, events: int) -> bool:
+        """Whether so many events since the last one are worth another."""
+        return events >= max(SNAPSHOT_EVERY, self._size // BYTES_AN_EVENT)
 
     async def save(self, fleet: Fleet) -> None:
         """Store the newest. The one before it stays."""
@@ -143,7 +153,7 @@ class Snapshots:
         self._slots = {slot: seq if seq <= last else -1 for slot, seq in self._slots.items()}
 
     async def _write(self, slot: str, seq: int, packed: bytes) -> None:
-        self._slots[slot] = -1  # until it is written
+        self._slots[slot], self._size = -1, len(packed)  # until it is written
         await self._bus.put_object(slot, packed)
         self._slots[slot] = seq
 
@@ -157,7 +167,7 @@ class Snapshots:
         except Damaged as error:
             log.warning("the snapshot in %s cannot be used: %s", slot, error)
             return None
-        self._slots[slot] = fleet.seq
+        self._slots[slot], self._size = fleet.seq, len(packed)
         return fleet
 
     async def _get(self, slot: str) -> bytes | None:

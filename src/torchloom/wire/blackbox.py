@@ -52,6 +52,8 @@ class Header(IntEnum):
     """CLOCK_REALTIME at the instant MONOTONIC_NS was read, so that a reader can show wall-clock times."""
     MONOTONIC_NS = 14
     LIFE = 15
+    STACK_START = 16
+    """Field 28 of /proc/<pid>/stat of the program that writes here, another one after an exec; 0: unknown."""
 
 
 class Life(IntEnum):

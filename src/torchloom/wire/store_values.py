@@ -81,6 +81,14 @@ def secret_of_memory(job_secret: bytes, job: str) -> str:
     return hmac.new(job_secret, f"memory of {job}".encode(), hashlib.sha256).hexdigest()
 
 
+def secret_of_lighthouse(job_secret: bytes, name: str) -> str:
+    """What the nodes of a torchft job prove to its lighthouse, and encrypt with; all its replicas were
+    submitted with the same secret."""
+    if not job_secret:
+        return ""
+    return hmac.new(job_secret, f"lighthouse of {name}".encode(), hashlib.sha256).hexdigest()
+
+
 current = StoreValues()
 """Of this process. The probe sets it from the black box, before the script runs."""
 

@@ -22,6 +22,11 @@ def presence(weaver: str) -> str:
     return f"{ROOT}.weaver.{weaver}"
 
 
+def echo(weaver: str) -> str:
+    """What a weaver sends to itself, to learn how late it hears."""
+    return f"{ROOT}.echo.{weaver}"
+
+
 def node_event(node: str) -> str:
     """Where the agent of `node` appends its events; it may append nowhere else."""
     return f"{ROOT}.event.node.{node}.report"

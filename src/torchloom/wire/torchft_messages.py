@@ -1,6 +1,6 @@
 """The messages between torchft's managers and a lighthouse: just enough of protobuf to read and answer them.
 
-A quorum's members are passed on byte for byte as their managers sent them. Fields that a newer torchft adds
+A quorum's members are passed on as their managers sent them, byte for byte. Fields that a newer torchft adds
 therefore reach the other replicas unchanged. What cannot be read raises ValueError.
 """
 
@@ -33,6 +33,11 @@ def quorum_request(data: bytes) -> QuorumMember:
         commit_failures=_signed(found.get(8, 0)),
         raw=raw,
     )
+
+
+def at_step(raw: bytes, step: int) -> bytes:
+    """A member with another step: of a field that stands twice the last one counts."""
+    return raw + _number(4, step)
 
 
 def heartbeat_request(data: bytes) -> str:

@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -174,10 +175,33 @@ def holds(box: Box) -> dict[str, Any]:
     records = box.fresh()
     looks = box.view.progress(bb.Progress.DEVICE_LOOKS)
     until(lambda: box.view.progress(bb.Progress.DEVICE_LOOKS) > looks + 3, "nobody looks")
-    standing = [r.finished_ns for r in box.again(records)]
+    standing = [[r.finished_ns, r.approaching] for r in box.again(records)]
     accelerator.release()
     over = box.finished([*records[:3], *records[4:]])
+
+    def forgotten() -> bool:
+        """Nobody can know its end, unless a later one of its group is over."""
+        (dropped,) = box.again([records[3]])
+        return dropped.source == bb.Source.NONE or dropped.finished_ns > 0
+
+    until(forgotten, "one whose end nobody can know is kept")
     return {"alive": alive, "dead": dead, "standing": standing, "sources": [r.source for r in over]}
+
+
+def unawaited(box: Box) -> dict[str, Any]:
+    """Steps whose works nobody keeps or awaits are the device's steps all the same."""
+    until(lambda: box.view.progress(bb.Progress.DEVICE_EVERY) == 1, "not every step is timed")
+    first = box.view.progress(bb.Progress.STEPS)
+    for step in range(6):
+        accelerator.busy(10)
+        dist.all_reduce(ones(), async_op=True)
+        box.view.set_progress(bb.Progress.STEPS, first + step + 1)
+    torch.accelerator.synchronize()
+    box.fresh()
+    numbers = range(first + 2, first + 6)
+    until(lambda: all(box.view.read_device_step(n) is not None for n in numbers), "its steps are not told")
+    made = [step for n in numbers if (step := box.view.read_device_step(n)) is not None]
+    return {"steps": [step.step_ns / 10e6 for step in made]}
 
 
 def failure(box: Box) -> dict[str, Any]:
@@ -188,7 +212,40 @@ def failure(box: Box) -> dict[str, Any]:
     work = dist.all_reduce(ones(), async_op=True)
     records = box.finished(box.fresh())
     del work
-    return {"flags": [r.flags & bb.FLAG_FAILED for r in records]}
+    error = (box.view.read_blob(bb.DEVICE_ERROR) or b"").decode()
+    return {"flags": [r.flags & bb.FLAG_FAILED for r in records], "error": error}
+
+
+def results(box: Box) -> dict[str, Any]:
+    """A backend that says how its works ended is asked about those that everybody has dropped: such a one is
+    not over because the device has come to it, and its error is known."""
+    accelerator.results()
+    box.fresh()
+    work = dist.all_reduce(ones(), async_op=True)
+    box.finished(box.fresh())
+    del work
+    looks = box.view.progress(bb.Progress.DEVICE_LOOKS)
+    until(lambda: box.view.progress(bb.Progress.DEVICE_LOOKS) > looks + 3, "nobody looks")
+    accelerator.stall()
+    for _ in range(3):
+        dist.all_reduce(ones(), async_op=True)
+    torch.accelerator.current_stream().synchronize()
+    records = box.fresh()
+    until(lambda: box.again(records)[0].arrived_ns, "the device has not come to it")
+    looks = box.view.progress(bb.Progress.DEVICE_LOOKS)
+    until(lambda: box.view.progress(bb.Progress.DEVICE_LOOKS) > looks + 3, "nobody looks")
+    standing = [[r.finished_ns, r.source] for r in box.again(records)]
+    accelerator.stall(False)
+    over = [r.flags & bb.FLAG_FAILED for r in box.finished(records)]
+    dist.barrier()
+    box.fresh()
+    accelerator.fail(1)
+    for _ in range(3):
+        dist.all_reduce(ones(), async_op=True)
+    failed = [r.flags & bb.FLAG_FAILED for r in box.finished(box.fresh())]
+    error = (box.view.read_blob(bb.DEVICE_ERROR) or b"").decode()
+    dist.barrier()
+    return {"standing": standing, "over": over, "failed": failed, "error": error}
 
 
 def training(box: Box) -> dict[str, Any]:
@@ -279,6 +336,63 @@ def batches(box: Box) -> dict[str, Any]:
         }
     told["trips"] = box.view.progress(bb.Progress.GUARD_TRIPS)
     return told
+
+
+def barrier(box: Box) -> dict[str, Any]:
+    """A barrier keeps its host inside the call: it is watched all the same."""
+    torch.accelerator.synchronize()
+    dist.barrier(device_ids=[0])
+    box.fresh()
+    accelerator.stick()
+    inside = threading.Thread(target=partial(dist.barrier, device_ids=[0]))
+    inside.start()
+    until(lambda: box.view.progress(bb.Progress.COLLECTIVES_ENTERED) > box.read, "nobody entered")
+    records = box.fresh()
+    until(lambda: box.view.progress(bb.Progress.DEVICE_OLDEST) == records[0].seq, "the oldest is not told")
+    standing, hangs = box.again(records), inside.is_alive()
+    accelerator.release()
+    inside.join()
+    over = box.finished(records)
+    return {
+        "ops": [bb.OPS[r.op] for r in over],
+        "hangs": hangs,
+        "standing": [[r.finished_ns, r.arrived_ns, r.approaching] for r in standing],
+        "sources": [r.source for r in (*standing, *over)],
+        "in order": all(0 < r.arrived_ns <= r.finished_ns for r in over),
+        "trips": box.view.progress(bb.Progress.GUARD_TRIPS),
+    }
+
+
+def rests(box: Box) -> dict[str, Any]:
+    """How long it is between two looks while nothing is outstanding, and while something is."""
+
+    def gap_s() -> float:
+        """The longest of a few; those of a machine that stands still are longer in each case."""
+        found = []
+        for _ in range(4):
+            began, looks = time.monotonic(), box.view.progress(bb.Progress.DEVICE_LOOKS)
+            until(lambda at=looks: box.view.progress(bb.Progress.DEVICE_LOOKS) > at, "nobody looks")
+            found.append(time.monotonic() - began)
+        return sorted(found)[-2]
+
+    torch.accelerator.synchronize()
+    until(
+        lambda: box.view.progress(bb.Progress.DEVICE_STATE) == bb.DeviceState.IDLE, "the device is not idle"
+    )
+    idle = gap_s()
+    box.fresh()
+    began = time.monotonic()
+    dist.all_reduce(ones())
+    box.finished(box.fresh())
+    awake = time.monotonic() - began
+    accelerator.stick()
+    work = dist.all_reduce(ones(), async_op=True)
+    until(lambda: box.view.progress(bb.Progress.DEVICE_OLDEST) > 0, "nobody looks")
+    busy = gap_s()
+    accelerator.release()
+    box.finished(box.fresh())
+    del work
+    return {"idle": idle, "busy": busy, "awake": awake}
 
 
 def forks(box: Box) -> dict[str, Any]:
@@ -426,6 +540,7 @@ def main() -> None:
     wanted, directory = sys.argv[1:3]
     torch.set_num_threads(1)
     accelerator.load()
+    accelerator.results(False)
     box = Box(Path(directory, f"box{os.environ['RANK']}"))
     dist.init_process_group("cpu:gloo,loomsim:loomsim")
     told: dict[str, Any] = {}

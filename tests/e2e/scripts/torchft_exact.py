@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -21,6 +22,12 @@ REPLICAS = int(os.environ.get("NUM_REPLICA_GROUPS", "2"))
 LEAST = int(os.environ.get("LEAST", REPLICAS))
 """Replicas without which no step is committed. With fewer than all, the result depends on who was there."""
 SAVE_EVERY = int(os.environ.get("SAVE_EVERY", "0"))
+PACE = os.environ.get("PACE", "")
+"""A directory with a file for each replica: how long a step of it takes in addition."""
+
+
+def compute(replica: int) -> None:
+    time.sleep(float(Path(PACE, str(replica)).read_text()) if PACE else 0.02)
 
 
 def setup() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -98,8 +105,9 @@ def main() -> None:
         while True:  # until `loom set max_steps=…` ends it before the update of a step
             optimizer.zero_grad()  # asks for a quorum, and heals
             step = manager.current_step()
-            ddp(next(batches)).square().mean().backward()
-            time.sleep(0.02)
+            batch = next(batches)
+            compute(replica)
+            ddp(batch).square().mean().backward()
             optimizer.step()
             if manager.current_step() == step:
                 continue  # not committed

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from torchloom.agent.observe import kernel, kernel_waits, stacks
-from torchloom.agent.observe.evidence import Sample
+from torchloom.agent.observe.evidence import Sample, sign_of_life
 
 STUCK = """
 import threading
@@ -117,6 +117,17 @@ def test_a_loop_that_only_looks_whether_something_has_come_is_no_sign_of_life() 
         runs = {"main_runs": 3 + 5 * second, "cpu_ns": 1000 + second * 10**6, "io_bytes": 7 + 10 * second}
         sample.take(stack(), tree(**runs), second * 10**9)
     assert sample.quiet_ns == 4 * 10**9 and sample.unchanged_ns == 0
+
+
+def test_a_process_that_gets_no_core_is_not_stuck_and_says_so() -> None:
+    sample = Sample()
+    for second in range(5):
+        sample.take(stack(), tree(run_delay_ns=second * 9 * 10**8), second * 10**9)
+    assert sample.quiet_ns == 0 and sample.life == "it wants a core and has none for 90 % of the time"
+    busy = sign_of_life(
+        tree(), tree(cpu_ns=2 * 10**8, run_delay_ns=8 * 10**8), 10**9, kernel_waits.NOTHING, 0
+    )
+    assert busy == "it uses 20 % of a core and wants one for 80 % of the time"
 
 
 def test_frames_of_libraries_are_passed_over() -> None:

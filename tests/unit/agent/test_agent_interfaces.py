@@ -22,6 +22,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
         "ib0": [
             Address(socket.AF_INET, "10.0.0.5"),
             Address(socket.AF_INET6, "fd00::5"),
+            Address(socket.AF_INET6, "fd00::6"),
             Address(socket.AF_INET6, "fe80::1%ib0"),
         ],
     }
@@ -44,3 +45,20 @@ def test_what_a_person_chose_counts_for_gloo_and_nccl(monkeypatch: pytest.Monkey
     monkeypatch.setenv(interfaces.CHOSEN, "bond0")
     both = {"GLOO_SOCKET_IFNAME": "bond0", "NCCL_SOCKET_IFNAME": "bond0"}
     assert interfaces.settings("10.0.0.5", 2) == both
+
+
+@pytest.mark.parametrize(
+    ("named", "chosen"), [("127.0.1.1", "ib0"), ("::1", "ib0"), ("10.0.0.5", ""), ("", "ib0")]
+)
+def test_a_second_address_of_an_interface_is_better_than_loopback(
+    named: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gloo takes the address of the host's name where no interface is named."""
+
+    def look_up(*_: object) -> list[tuple[object, ...]]:
+        if not named:
+            raise socket.gaierror
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (named, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert interfaces.interface_of("fd00::6") == chosen

@@ -148,3 +148,19 @@ def test_who_ends_in_time_gets_no_signal(children: Children, box: Path) -> None:
     brief = children.start("import time; print(flush=True); time.sleep(0.2)", box=box)
     asyncio.run(left_behind._end(box, children.ticks, 240.0, 240.0))
     assert brief.wait(240) == 0
+
+
+def test_the_first_look_waits_until_the_job_is_restarted(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking at all processes of a busy host would take the interpreter from the agent's loop."""
+    looks: list[int] = []
+    monkeypatch.setattr(left_behind, "_count", lambda *_: looks.append(1) or 0)
+
+    async def main() -> None:
+        ending = asyncio.create_task(left_behind._end(box, 0, 5.0, 5.0))
+        await asyncio.sleep(left_behind.FIRST_LOOK_AFTER_S / 4)
+        assert not looks
+        await ending
+        await left_behind._end(box, 0, 0.0, 5.0)
+
+    asyncio.run(main())
+    assert len(looks) == 2

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,84 +14,21 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from memory_sides import JOB, KEY, Side
 
 from torchloom.agent.neighbour import slot_transfer
 from torchloom.agent.neighbour.channel import Channel, NeighbourFailed, call
-from torchloom.agent.neighbour.copier import Copier
+from torchloom.agent.neighbour.copier import Copier, bandwidth
 from torchloom.agent.neighbour.door import MemoryDoor
 from torchloom.agent.neighbour.plans import KeptPlan
 from torchloom.agent.neighbour.slot_transfer import SendingPace, copied_slots, own_slots
 from torchloom.checkpoint.memory import header, tier
-from torchloom.checkpoint.memory.header import HEADER, SlotHeader
-from torchloom.checkpoint.store.names import CheckpointName
+from torchloom.checkpoint.memory.header import HEADER
 from torchloom.home import Home
 from torchloom.model.neighbours import MemoryPeer
 from torchloom.model.worker import WorkerRef
-from torchloom.private import make_private
 
-JOB, KEY = "job", "11" * 32
-
-
-class Side:
-    """The memory of one host."""
-
-    def __init__(self, root: Path) -> None:
-        self.home = Home(root)
-        self.folder = tier.directory(self.home.boxes, JOB)
-        make_private(self.folder)
-        self.plan()
-
-    def plan(self, generation: int = 1) -> None:
-        plan = KeptPlan(generation, MemoryPeer("other", "127.0.0.1", 1), KEY)
-        tier.neighbour(self.folder).write_bytes(msgspec.json.encode(plan))
-
-    def seal(self, path: Path, save: str, step: int = 5, size: int = 3 << 20) -> bytes:
-        """A slot as a rank leaves it; what is in it."""
-        facts = SlotHeader(CheckpointName(1, step), 2, size, save, step, 0)
-        body = os.urandom(facts.whole - HEADER)
-        path.write_bytes(b"".join(header.pack(facts)).ljust(HEADER, b"\0") + body)
-        return body
-
-    def own(self, rank: int, slot: int) -> Path:
-        return tier.file(self.folder, tier.own(rank), slot)
-
-    def copies(self, rank: int) -> list[str]:
-        return [slot.header.save for slot in copied_slots(self.folder, rank)]
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stands still for a while is no reason to fail."""
-    monkeypatch.setattr("torchloom.agent.neighbour.channel.STALLED_S", 300.0)
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Side]:
-    yield from _side(tmp_path / "here")
-
-
-@pytest.fixture
-def there(tmp_path: Path) -> Iterator[Side]:
-    yield from _side(tmp_path / "there")
-
-
-def _side(root: Path) -> Iterator[Side]:
-    side = Side(root)
-    try:
-        yield side
-    finally:
-        tier.release(side.folder)
-        with suppress(OSError):
-            side.home.boxes.rmdir()
-
-
-@pytest.fixture
-def door(there: Side) -> Iterator[MemoryDoor]:
-    there.home.root.mkdir(parents=True, exist_ok=True)
-    opened = MemoryDoor(there.home, "127.0.0.1")
-    opened.open()
-    yield opened
-    opened.close()
+pytestmark = pytest.mark.usefixtures("patient")
 
 
 def put(
@@ -186,11 +122,49 @@ def test_what_is_damaged_on_the_way_is_refused(here: Side, there: Side, door: Me
     assert there.copies(1) == []
 
 
-class _flipping:  # used as a function
-    """A proxy that changes one bit of what the caller sends."""
+def test_nothing_of_a_state_can_be_read_on_the_way(here: Side, there: Side, door: MemoryDoor) -> None:
+    body = here.seal(here.own(1, 0), "s.1")
+    proxy = _flipping(door.port, at=None)
+    with proxy as port, call("127.0.0.1", port, JOB, bytes.fromhex(KEY)) as channel:
+        assert not put(channel, here, "s.1")
+    sent = bytes(proxy.sent)
+    assert len(sent) > len(body) and there.copies(1) == ["s.1"]
+    assert not any(body[at : at + 16] in sent for at in range(0, len(body), 64 << 10))
+    assert b'"s.1"' not in sent and bytes.fromhex(KEY) not in sent
 
-    def __init__(self, to: int, at: int) -> None:
+
+def test_what_is_sent_keeps_within_its_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now_s, sleep=sleep)
+    monkeypatch.setattr(slot_transfer, "time", clock)
+    pace = SendingPace(10_000_000)
+    for _ in range(50):
+        pace.sent(1 << 20)
+    assert now_s - 100.0 == pytest.approx(50 * (1 << 20) / 1e7)
+    began_s, free = now_s, SendingPace(0)
+    free.sent(1 << 30)
+    assert now_s == began_s
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("", 5e8), ("20", 2e7), ("0", 0.0), ("-3", 5e8), ("x", 5e8), ("nan", 5e8), ("inf", 5e8)],
+)
+def test_the_bandwidth_is_what_the_environment_says(text: str, rate: float) -> None:
+    assert bandwidth({"LOOM_NEIGHBOUR_MB_S": text}) == rate
+
+
+class _flipping:  # used as a function
+    """A proxy that changes one bit of what the caller sends, or none, and keeps what it sent."""
+
+    def __init__(self, to: int, at: int | None) -> None:
         self._to, self._at = to, at
+        self.sent = bytearray()
         self._listener = socket.create_server(("127.0.0.1", 0))
 
     def __enter__(self) -> int:
@@ -207,17 +181,21 @@ class _flipping:  # used as a function
         called = socket.create_connection(("127.0.0.1", self._to))
         back = threading.Thread(target=self._pump, args=(called, caller, None), daemon=True)
         back.start()
-        self._pump(caller, called, self._at)
+        self._pump(caller, called, self._at, self.sent)
         back.join(timeout=60)
 
     @staticmethod
-    def _pump(source: socket.socket, sink: socket.socket, at: int | None) -> None:
+    def _pump(
+        source: socket.socket, sink: socket.socket, at: int | None, kept: bytearray | None = None
+    ) -> None:
         seen = 0
         try:
             while data := bytearray(source.recv(65536)):
                 if at is not None and seen <= at < seen + len(data):
                     data[at - seen] ^= 1
                 seen += len(data)
+                if kept is not None:
+                    kept += data
                 sink.sendall(data)
         except OSError:
             pass

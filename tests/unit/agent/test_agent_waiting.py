@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from torchloom.agent.observe import file_locks, kernel, kernel_waits
+from torchloom.agent.observe import another_program, file_locks, kernel, kernel_waits
 from torchloom.agent.observe.evidence import Sample
 
 Start = Callable[[str], subprocess.Popen[str]]
@@ -178,10 +178,32 @@ def test_a_process_that_has_lost_its_main_thread_waits_for_nothing_from_outside(
     assert sample.samples >= 5 and sample.waits_on == "lock", "it has no stack, and that is known"
 
 
-def test_a_worker_that_has_become_another_program_is_recognised(start: Start) -> None:
-    process = start("", "os.execvp('sleep', ['sleep', '1000'])")  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("program", "names"),
+    [
+        ("os.execvp('sleep', ['sleep', '1000'])", {"sleep", "coreutils", "busybox"}),
+        (
+            "os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(1000)'])",
+            {os.path.basename(os.path.realpath(sys.executable))},
+        ),
+    ],
+)
+def test_a_worker_that_has_become_another_program_is_recognised(
+    start: Start, tmp_path: Path, program: str, names: set[str]
+) -> None:
+    """Also if it executes the same interpreter again; a process that was only forked is what it was."""
+    wait = "while not os.path.exists('go'): time.sleep(0.02)"
+    process = start("os.fork() or time.sleep(1000)", f"{wait}\n{program}")  # type: ignore[call-arg]
+    began = another_program.stack_start_of(process.pid)
+    tree = kernel.tree(process.pid)
+    assert tree is not None
+    (child,) = set(tree.pids) - {process.pid}
+    assert not another_program.since(process.pid, began)
+    assert not another_program.since(child, began)
+    assert not another_program.since(process.pid, 0), "an older probe does not say where its stack began"
+    Path(tmp_path, "go").touch()
     end = time.monotonic() + 60
-    while time.monotonic() < end and not kernel_waits.another_program(process.pid):
+    while time.monotonic() < end and not another_program.since(process.pid, began):
         time.sleep(0.05)
-    assert kernel_waits.another_program(process.pid) in ("sleep", "coreutils", "busybox")
-    assert kernel_waits.another_program(os.getpid()) == ""
+    os.kill(child, signal.SIGKILL)
+    assert another_program.since(process.pid, began) in names

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from torchloom.agent.observe import kernel
+from torchloom.agent.observe import another_program, kernel
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.collectives import last_collectives
 from torchloom.agent.observe.evidence import Samples
@@ -80,6 +80,16 @@ class Recording:
         view.write_step(self._steps, self._steps * STEP_NS, STEP_NS, 0, len(collectives))
         view.set_progress(Progress.STEPS, self._steps)
 
+    def wait_in_last(self) -> None:
+        """As if the last collective had not ended."""
+        slot = (self._records - 1) % blackbox.COLLECTIVE_SLOTS
+        at = blackbox.COLLECTIVES_AT // 8 + slot * blackbox.COLLECTIVE_WORDS
+        self.box.view.words[at + CollectiveWord.COMPLETION] = 1 << 1
+        self.box.view.set_progress(Progress.COLLECTIVES_FINISHED, self._records - 1)
+
+    def glance(self) -> None:
+        self._windows.glance()
+
     def look(self) -> RankWindow:
         return self._windows.take(time.monotonic_ns)[0].window
 
@@ -102,6 +112,26 @@ def test_a_step_tells_how_many_collectives_were_made_in_the_groups_it_used(recor
     assert [(s.step, s.made) for s in window.steps] == [(1, ((0, 2),)), (2, ((0, 3), (1, 1))), (3, ())]
     recording.step((REDUCE, 9, 2, 0), (REDUCE, 7, 4, 0))
     assert [(s.step, s.made) for s in recording.look().steps] == [(4, ((0, 4), (1, 2)))]
+
+
+def test_a_process_that_became_another_program_says_so_only_while_it_records_nothing(
+    recording: Recording,
+) -> None:
+    """And only of the process that records itself: a shell that waits for it is no other program."""
+    view = recording.box.view
+    recording.step((REDUCE, 7, 1, 0))
+    began = another_program.stack_start_of(os.getpid())
+    for pid, stack, idle_s, became in (
+        (os.getpid(), began, 10, False),
+        (os.getpid(), began + 4096, 10, True),
+        (os.getpid(), began + 4096, 0, False),
+        (os.getpid() + 1, began + 4096, 10, False),
+        (os.getpid(), 0, 10, False),
+    ):
+        view.set_header(Header.PID, pid)
+        view.set_header(Header.STACK_START, stack)
+        view.set_progress(Progress.LAST_ACTIVITY_NS, time.monotonic_ns() - idle_s * 10**9)
+        assert bool(recording.look().process.became) is became
 
 
 def test_an_exit_report_goes_back_beyond_what_a_host_launched_after_the_fault(recording: Recording) -> None:
@@ -153,6 +183,18 @@ def test_who_moves_does_not_tell_how_far_it_is_with_each_peer(recording: Recordi
     assert (recording.look().counts, recording.look().counts_whole) == ((), False)
 
 
+def test_a_rank_that_waits_for_a_while_shows_what_it_has_left(recording: Recording) -> None:
+    recording.group(0, 7, "default")
+    recording.step((REDUCE, 7, 1, 0), (REDUCE, 7, 2, 0))
+    recording.wait_in_last()
+    now = time.monotonic_ns()
+    recording.box.view.set_progress(Progress.LAST_ACTIVITY_NS, now + 10**12)
+    assert [c.group_seq for c in recording.look().collectives] == [2], "it has only just come"
+    recording.box.view.set_progress(Progress.LAST_ACTIVITY_NS, now - 2 * 10**9)
+    found = recording.look().collectives
+    assert [(c.group_seq, c.under_way) for c in found] == [(2, True), (1, False)]
+
+
 def test_what_is_stopped_and_continued_all_the_time_is_not_stopped(tmp_path: Path) -> None:
     """As cpulimit does: seen stopped in every look, and yet it runs in between."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
@@ -174,7 +216,10 @@ def test_what_is_stopped_and_continued_all_the_time_is_not_stopped(tmp_path: Pat
             while (used_ns := kernel.counts(process.pid).cpu_ns) == before_ns:  # type: ignore[union-attr]
                 time.sleep(0.001)
             used_ns = stop()
-            assert recording.look().process.state == "S"
+            recording.glance()
+            facts = recording.look().process
+            assert facts.state == "S"
+        assert facts.stops == 3, "what stops it is the reason if it is slow"
     finally:
         process.kill()
         process.wait()

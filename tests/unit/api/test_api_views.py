@@ -182,6 +182,7 @@ def test_the_device_map_goes_both_ways_and_forgets_the_dead() -> None:
     assert [user.worker for user in found.devices[0].workers] == ["j/rank-0"]
     assert found.devices[0].replicas == ["j/0"]
     assert [(w.worker, w.devices) for w in found.workers] == [("j/rank-0", ["cpu-n-0"])]
+    node.taken = 1  # as core.lifecycle counts it
     assert jobs.node_view(Fleet(jobs={"j": made}), node, 0.5).workers == 1
 
 

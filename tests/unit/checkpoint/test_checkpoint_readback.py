@@ -15,8 +15,10 @@ import torchloom as loom
 from torchloom.checkpoint.leaves import arrays
 from torchloom.checkpoint.state import readback, rng
 from torchloom.checkpoint.state.image import Reading
+from torchloom.checkpoint.state.readback import WINDOW
 from torchloom.checkpoint.state.streaming import Streamed
 from torchloom.checkpoint.store.catalogue import list_checkpoints
+from torchloom.checkpoint.store.local import LocalStorage
 from torchloom.checkpoint.store.storage import open_storage
 from torchloom.errors import RestoreDiffers, StorageFailed
 
@@ -73,8 +75,8 @@ def test_a_tensor_that_was_not_filled_is_an_error_and_the_checkpoint_is_not_to_b
     made = saved(tmp_path)
     whole = kind.copy_out
 
-    def forgets_one(self: Any, targets: list[Any]) -> None:
-        whole(self, [target for target in targets if target[0]["path"] != 'model["0.weight"]'])
+    def forgets_one(self: Any, targets: list[Any], *keep: Any) -> None:
+        whole(self, [target for target in targets if target[0]["path"] != 'model["0.weight"]'], *keep)
 
     monkeypatch.setattr(kind, "copy_out", forgets_one)
     if kind is Streamed:
@@ -91,6 +93,24 @@ def test_a_tensor_that_was_not_filled_is_an_error_and_the_checkpoint_is_not_to_b
     assert entry.whole and entry.resumable
     monkeypatch.undo()
     assert restore(tmp_path)[0] == 5
+
+
+def test_a_sample_of_a_store_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = torch.nn.ParameterDict({f"p{n}": torch.randn(500_000) for n in range(12)})
+    saved(tmp_path, large=large)
+    size = next(tmp_path.glob("job/step-5.*/*.own")).stat().st_size
+    reads: list[int] = []
+    usual = LocalStorage.read_scattered
+
+    def counted(self: LocalStorage, key: str, start: int, buffers: Any) -> int:
+        reads.append(sum(len(buffer) for buffer in buffers))
+        return usual(self, key, start, buffers)
+
+    monkeypatch.setattr(LocalStorage, "read_scattered", counted)
+    again = torch.nn.ParameterDict({f"p{n}": torch.zeros(500_000) for n in range(12)})
+    assert restore(tmp_path, large=again)[0] == 5
+    assert all(torch.equal(again[name], large[name]) for name in large)
+    assert size <= sum(reads) < size + WINDOW, "once, and the index and the generators"
 
 
 def test_generators_that_were_not_set_are_an_error(

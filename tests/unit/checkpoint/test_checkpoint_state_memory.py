@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from torchloom.checkpoint.memory import slots, tier
@@ -47,6 +48,41 @@ def test_only_states_of_the_same_world_are_offered(tmp_path: Path) -> None:
     assert MemoryTier(tmp_path, 1, 2).offers() == {}
 
 
+def gather(folder: Path, world: int, save: str = "a.1") -> None:
+    for rank in range(world):
+        fill(SlotFile(tier.gathered(folder, rank)), float(rank), CheckpointName(1, 10), world, save)
+
+
+@pytest.mark.parametrize(("rank", "world", "of"), [(0, 1, 0), (1, 2, 1), (4, 5, 1), (2, 3, 2)])
+def test_a_state_that_another_number_of_ranks_saved_is_offered_if_all_of_it_is_here(
+    tmp_path: Path, rank: int, world: int, of: int
+) -> None:
+    gather(tmp_path, 3)
+    (offer,) = MemoryTier(tmp_path, rank, world).offers().values()
+    assert offer.own.path == tier.gathered(tmp_path, of)
+    assert len(offer.everyone) == (3 if world != 3 else 0), "the same number needs no other image"
+    tier.gathered(tmp_path, 2).unlink()
+    assert MemoryTier(tmp_path, rank, world).offers() == {}
+
+
+def test_images_of_two_states_are_no_gathered_state(tmp_path: Path) -> None:
+    gather(tmp_path, 3)
+    fill(SlotFile(tier.gathered(tmp_path, 1)), 1.0, CheckpointName(1, 12), 3, "a.2")
+    assert MemoryTier(tmp_path, 0, 2).offers() == {}
+    gather(tmp_path, 3)
+    fill(SlotFile(tier.gathered(tmp_path, "shared")), 1.0, CheckpointName(1, 12), 3, "a.2")
+    (offer,) = MemoryTier(tmp_path, 0, 2).offers().values()
+    assert offer.shared is None
+
+
+def test_a_gathered_state_is_given_up_once_by_the_rank_that_keeps_what_is_shared(tmp_path: Path) -> None:
+    gather(tmp_path, 2)
+    MemoryTier(tmp_path, 1, 3, keeps_line=False).drop_gathered()
+    assert len(tier.all_gathered(tmp_path)) == 2
+    MemoryTier(tmp_path, 0, 3).drop_gathered()
+    assert not tier.all_gathered(tmp_path)
+
+
 def test_two_saves_of_one_step_are_two_states_and_the_later_counts(tmp_path: Path) -> None:
     name = CheckpointName(1, 10)
     for slot, save in ((2, "a.1"), (0, "a.2"), (1, "b.1")):
@@ -54,7 +90,7 @@ def test_two_saves_of_one_step_are_two_states_and_the_later_counts(tmp_path: Pat
         fill(SlotFile(tmp_path / f"shared.{slot}"), 1.0, name, save="a.2")
     offers = MemoryTier(tmp_path, 0, 1).offers()
     assert [kept.save for kept in offers] == ["a.1", "a.2", "b.1"], "in the order of sealing"
-    assert [sorted(offer) for offer in offers.values()] == [["own"], ["own", "shared"], ["own"]]
+    assert [offer.shared is not None for offer in offers.values()] == [False, True, False]
     mine, other = list(offers), [KeptState(name, "a.2"), KeptState(name, "a.1")]
     assert held_by_all([mine]) == {name: KeptState(name, "b.1")}
     assert held_by_all([mine, other]) == {name: KeptState(name, "a.2")}

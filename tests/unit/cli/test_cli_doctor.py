@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from torchloom.cli.doctor import brief, host, training
+from torchloom.cli.doctor import brief, host, sight, training
 from torchloom.cli.doctor.check import Check, as_json, exit_code, summary
 from torchloom.cli.doctor.doctor import jobs
 from torchloom.home import Home
+from torchloom.model.devices import DeviceReading
 
 OK = Check("a", "ok", "there")
 NOTE = Check("b", "note", "none, which is fine")
@@ -84,6 +86,41 @@ def test_a_low_limit_of_this_process_is_seen() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert low.state == "limited" and "256 files" in low.found
+
+
+def test_a_limit_that_the_user_cannot_raise_alone_is_told_with_where_to_raise_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
+    assert "hard limit" in host.files().fix and "nofile=4096" in host.files().fix
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1 << 20))
+    assert host.files().fix == "Run `ulimit -n 1048576` before `loom up`."
+
+
+def test_a_shared_memory_that_is_a_directory_on_disk_is_seen(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n23 22 0:5 / /dev rw - devtmpfs udev rw\n"
+        "24 23 0:9 / /dev/shm rw - tmpfs tmpfs rw\nnonsense\n"
+    )
+    assert host.filesystem(Path("/dev/shm"), mounts) == "tmpfs"
+    assert host.filesystem(Path("/home/x"), mounts) == "ext4"
+    assert host.filesystem(Path("/dev/shm"), tmp_path / "none") == ""
+    mounts.write_text("22 1 0:30 / / rw - overlay overlay rw\n")
+    assert host.filesystem(Path("/dev/shm"), mounts) == "overlay"
+
+
+def test_gpus_that_are_ill_are_named_with_what_nvml_says() -> None:
+    well = DeviceReading(device="GPU-11111111-aa", source="nvml", name="H100", index=0)
+    assert sight.gpu_health([well]).state == "ok"
+    lost = replace(well, device="GPU-22222222-bb", index=1, error="GPU is lost")
+    worn = replace(well, device="GPU-33333333-cc", index=2, values={"ecc_uncorrected_errors": 3.0})
+    check = sight.gpu_health([well, lost, worn])
+    assert check.state == "limited"
+    assert "GPU 1 (GPU-22222222…): NVML: GPU is lost" in check.sentence
+    assert "GPU 2 (GPU-33333333…): 3 uncorrected ECC errors" in check.sentence
+    assert "no worker is placed on a GPU that failed. Drain and reset it" in check.sentence
+    assert "no worker is placed" not in sight.gpu_health([worn]).sentence
 
 
 def test_a_port_that_is_taken_costs_nothing_but_a_flag(tmp_path: Path) -> None:

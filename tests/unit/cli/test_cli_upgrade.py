@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from torchloom.cli.service import upgrade
 from torchloom.cli.service.upgrade_plan import make_plan, number
 from torchloom.wire.schema_versions import SCHEMAS
 
@@ -71,3 +74,14 @@ def test_parts_that_do_not_fit_together_are_problems() -> None:
 def test_nodes_that_left_are_not_parts() -> None:
     left = {"node": "n9", "state": "left", "version": "0.0.1", "refused": ""}
     assert "n9" not in {part.name for part in make_plan(found(nodes=[left]), "0.1.0").parts}
+
+
+def test_what_it_reads_is_printed_one_kind_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    unread = {"snapshots": NOW["snapshots"] + 1}
+    upgrade._show(make_plan(found(schemas=NOW | unread), "0.1.0"))
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("It reads what is stored:") + 1
+    kinds = [(one.name, one.version) for one in SCHEMAS if one.stored and one.name not in unread]
+    assert lines[first : first + len(kinds)] == [f"  {name}, version {version}" for name, version in kinds]
+    assert lines[first + len(kinds)].startswith("problem: this version reads snapshots")
+    assert max(map(len, lines)) <= 80

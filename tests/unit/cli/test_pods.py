@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
-from torchloom.cli.places.pods import CORDONED, PodAction, PodMemory, pod_actions
+import pytest
+
+from torchloom.cli.cluster.node_files import JoinedNode
+from torchloom.cli.places.pod import Pod
+from torchloom.cli.places.pods import CORDONED, PodAction, PodMemory, pod_actions, unlisted
 from torchloom.cli.places.trainer_status import TrainerStatus, status_of
+from torchloom.errors import TimedOut
+from torchloom.home import Home
 from torchloom.model.ids import check_token, distinct_token
 
 
@@ -37,8 +44,20 @@ def test_a_node_is_gone_only_when_its_pod_has_ended_or_was_deleted() -> None:
     ]
 
 
-def test_a_controller_that_has_just_started_knows_nothing_of_pods_that_it_never_saw() -> None:
-    assert pod_actions(PodMemory(), [], [], [node("a", "unreachable")]) == []
+def test_a_controller_that_has_just_started_knows_nothing_of_nodes_that_are_no_pods() -> None:
+    assert pod_actions(PodMemory(), [], [], [node("a", "unreachable")], ["ml"]) == []
+    other = {**node("a", "unreachable"), "pod": "elsewhere/a"}
+    assert pod_actions(PodMemory(), [], [], [other], ["ml"]) == [], "of a namespace that it does not list"
+
+
+def test_a_pod_that_was_deleted_while_no_controller_looked_is_gone() -> None:
+    """A drained host may take the controller along with the pods."""
+    lost = {**node("a", "unreachable"), "pod": "ml/a"}
+    assert unlisted(PodMemory(), [], [lost, node("b", "unreachable")]) == [("ml", "a")]
+    assert pod_actions(PodMemory(), [], [], [lost], ["ml"]) == [PodAction("gone", "a", "its pod was deleted")]
+    assert pod_actions(PodMemory(), [pod("a")], [], [lost], ["ml"]) == [], "it lacks the label, and lives"
+    assert unlisted(PodMemory(), [pod("a")], [lost]) == unlisted(PodMemory({"a"}), [], [lost]) == []
+    assert unlisted(PodMemory(), [], [{**lost, "state": "ready"}]) == []
 
 
 def test_a_reachable_node_is_never_gone() -> None:
@@ -83,3 +102,16 @@ def test_the_progress_is_within_the_limits_of_trainers_schema() -> None:
 
 def test_nothing_is_sent_where_trainer_does_not_ask_for_it() -> None:
     assert TrainerStatus.of({}) is None
+
+
+def test_the_main_container_uses_what_the_sidecar_got_when_it_joined(tmp_path: Path) -> None:
+    agent = Home(tmp_path / "home")
+    env = {"LOOM_POD_HOME": str(agent.root), "LOOM_ADDRESS": "https://loom:8700", "LOOM_HOME": "/nowhere"}
+    with pytest.raises(TimedOut, match="has not joined yet"):
+        Pod([], env)._token()
+    agent.prepare()
+    made = JoinedNode("p", "10.0.0.1", ("tls://bus:4222",), (), "seed", "claims", api_token="loompod1.p.x")
+    made.write(agent, "ca")
+    assert JoinedNode.read(agent) == made
+    assert Pod([], env)._token() == "loompod1.p.x"
+    assert Pod([], env | {"LOOM_TOKEN": "mine"})._token() == "", "one that a person gave is used instead"

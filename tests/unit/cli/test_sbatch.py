@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +58,23 @@ def test_without_requeueing_the_job_is_stopped(capsys: pytest.CaptureFixture[str
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
+def test_options_of_sbatch_are_quoted_as_sbatch_reads_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "it's here").mkdir()
+    monkeypatch.chdir(tmp_path / "it's here")
+    text = printed(
+        capsys,
+        *("--sbatch", "--array=0-3", "--sbatch", "comment=two words", "--sbatch", "--begin='now+1 hour'"),
+        *("--output", "out put.txt", "t.py"),
+    )
+    head = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    for option in ("--array=0-3", "--comment='two words'", "--begin='now+1 hour'", "--output='out put.txt'"):
+        assert option in head, head
+    (where,) = [shlex.split(line) for line in head if line.startswith("--chdir")]
+    assert where == [f"--chdir={tmp_path}/it's here"]
+
+
 @pytest.mark.parametrize(
     "argv",
     [
@@ -64,6 +83,11 @@ def test_without_requeueing_the_job_is_stopped(capsys: pytest.CaptureFixture[str
         ("--nope", "t.py"),
         ("--epilog", "t.py"),
         ("--nnodes", "2", "--epilog"),
+        ("--name", "two words", "t.py"),
+        ("--sbatch", "", "t.py"),
+        ("--sbatch",),
+        ("--time",),
+        ("--save-within", "soon", "t.py"),
     ],
 )
 def test_what_makes_no_sense_is_refused(argv: tuple[str, ...]) -> None:

@@ -34,3 +34,20 @@ def test_a_server_that_stores_again_begins_anew() -> None:
     watch = StoreWatch(cluster=True)
     restarts(watch, 500)
     assert not watch.due(0.0, 100.0, MUCH) and watch.restarts == 0
+
+
+def test_a_server_that_stops_storing_after_its_disk_was_full_is_restarted_once_there_is_room() -> None:
+    """In a cluster the others store meanwhile: that this one does not is noticed later than the full disk."""
+    watch = StoreWatch(cluster=True)
+    assert not watch.due(0.0, 100.0, 0)
+    assert not watch.due(0.0, 105.0, MUCH)
+    assert watch.due(6.0, 110.0, MUCH)
+    assert not watch.due(6.0, 5.0, MUCH), "it has just been restarted"
+
+
+def test_a_full_disk_of_long_ago_explains_nothing() -> None:
+    watch = StoreWatch(cluster=True)
+    assert not watch.due(0.0, 100.0, 0)
+    for age in range(105, 200, 5):
+        assert not watch.due(0.0, float(age), MUCH)
+    assert not watch.due(6.0, 200.0, MUCH) and watch.due(61.0, 255.0, MUCH)

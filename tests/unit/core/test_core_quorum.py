@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from torchloom.core.quorum import QuorumCandidate, QuorumRules, QuorumState, form, leave, settle
+from torchloom.core.quorum import (
+    QuorumCandidate,
+    QuorumRules,
+    QuorumState,
+    form,
+    leave,
+    recalled,
+    repeated,
+    settle,
+)
 from torchloom.model.quorum import QuorumMember
 
 RULES = QuorumRules(size=3)
 
 
-def member(name: str, *, shrink_only: bool = False, commit_failures: int = 0) -> QuorumMember:
-    return QuorumMember(name, 0, 1, shrink_only, commit_failures, name.encode())
+def member(name: str, *, step: int = 0, shrink_only: bool = False, commit_failures: int = 0) -> QuorumMember:
+    return QuorumMember(name, step, 1, shrink_only, commit_failures, name.encode())
 
 
 def ask(state: QuorumState, now_s: float, *members: QuorumMember) -> None:
@@ -115,3 +124,66 @@ def test_a_quorum_has_a_new_number_only_if_its_process_group_must_change() -> No
     leave(state, "door-b")
     ask(state, 3.0, member("a"))
     assert settle(state, form(3.0, state, RULES).members) == first + 2
+
+
+def test_a_member_that_missed_the_answer_gets_it_again() -> None:
+    """The lighthouse was killed when only some had their answer; these wait in a collective."""
+    state = trained("a", "b", "c")
+    again = repeated(1.0, state, RULES, member("a"))
+    assert ids(again.members) == ["a", "b", "c"] and again.reason == "a has missed the answer"
+    assert not repeated(1.1, state, RULES, member("a")).members, "once only"
+    assert ids(repeated(1.2, state, RULES, member("c")).members) == ["a", "b", "c"]
+
+
+def test_a_new_request_is_no_repetition() -> None:
+    state = trained("a", "b")
+    assert not repeated(1.0, state, RULES, member("a", step=1)).members
+    assert not repeated(1.0, state, RULES, member("a", commit_failures=1)).members
+    assert not repeated(1.0, state, RULES, member("x")).members
+
+
+def test_the_last_answer_is_void_when_one_of_its_members_has_ended() -> None:
+    state = trained("a", "b")
+    assert not repeated(6.0, state, RULES, member("a")).members, "b was last seen 6 s ago"
+    leave(state, "door-b")
+    state.candidates["b"] = QuorumCandidate("door-b", 1.0)  # it was stopped, and continues
+    assert not repeated(1.0, state, RULES, member("a")).members
+
+
+def leave_out(*names: str) -> QuorumState:
+    state = trained("a", "b", "c")
+    state.left_out = {f"door-{name}": "slow" for name in names}
+    return state
+
+
+def test_one_that_is_left_out_is_neither_waited_for_nor_taken() -> None:
+    state = leave_out("c")
+    ask(state, 1.0, member("a"))
+    assert not form(1.0, state, RULES).members, "b is waited for as ever"
+    ask(state, 1.0, member("b"))
+    assert ids(form(1.0, state, RULES).members) == ["a", "b"]
+    ask(state, 1.0, member("c"))
+    assert ids(form(1.0, state, RULES).members) == ["a", "b"]
+    settle(state, form(1.0, state, RULES).members)
+    assert state.candidates["c"].asked_s == 1.0, "its request stays open"
+    state.left_out = {}
+    ask(state, 2.0, member("a"), member("b"))
+    assert ids(form(2.0, state, RULES).members) == ["a", "b", "c"]
+
+
+def test_it_is_recalled_when_the_others_cannot_do_without_it() -> None:
+    state = leave_out("c")
+    assert not recalled(1.0, state, RULES)
+    assert "only 2 of at least 3" in recalled(1.0, state, QuorumRules(3, min_replicas=3))
+    leave(state, "door-a")
+    assert not recalled(1.0, state, RULES)
+    leave(state, "door-b")
+    assert recalled(1.0, state, RULES) == "no other replica of the last quorum is alive"
+
+
+def test_a_fresh_replica_does_not_begin_anew_beside_the_only_weights_there_are() -> None:
+    state = leave_out("c")
+    leave(state, "door-a")
+    leave(state, "door-b")
+    ask(state, 1.0, member("a2"))
+    assert recalled(1.0, state, RULES)

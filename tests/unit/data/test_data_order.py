@@ -9,11 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 
 from torchloom.data.order import Permutation, seed_of, share, spans, weight
-
-assert torch  # spans are computed on tensors once torch is there; the test below compares both ways
 
 PINNED = [6, 0, 10, 2, 7, 5, 9, 8, 11, 4, 1, 3]
 PINNED_LARGE = [719710892499733, 540769452375248, 17779483804631]
@@ -32,11 +29,22 @@ def test_the_order_never_changes() -> None:
     assert seed_of(1, 2, 3) == PINNED_SEED
 
 
-def test_with_and_without_torch_the_order_is_the_same() -> None:
-    code = "from torchloom.data.order import Permutation as P; print(P(100_003, 5, 9).span(500, 7000))"
+def test_with_and_without_numpy_the_order_is_the_same() -> None:
+    code = "import sys; sys.modules['numpy'] = None; from torchloom.data.order import Permutation as P; "
+    code += "print(P(100_003, 5, 9).span(500, 7000))"
     environment = {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
     plain = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
     assert plain.stdout.decode().strip() == str(Permutation(100_003, 5, 9).span(500, 7000))
+
+
+@pytest.mark.parametrize("length", [129, 65_537, 100_003, 2**20, 2**33 + 1, 10**15, 2**62])
+def test_many_places_at_once_are_those_of_each(length: int) -> None:
+    """Also over the edge of what is looked up together, in runs of any length and place."""
+    order, end = Permutation(length, 11, 3), min(length, 40_000)
+    some = [*range(0, end, 7), length - 1, length // 2]
+    assert order.at(some) == [order[place] for place in some]
+    runs = [range(start, min(end, start + 5 + start % 3)) for start in range(0, end, 61)]
+    assert list(order.of(runs)) == [[order[place] for place in run] for run in runs]
 
 
 @pytest.mark.parametrize("length", [3, 5, 8, 13])

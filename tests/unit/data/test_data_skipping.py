@@ -12,6 +12,12 @@ from torchloom.data.skipping import SkippedRun, Skips, merged, parse
 from torchloom.errors import UsageError
 
 
+@pytest.fixture(autouse=True)
+def _nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session of another test may still count steps in this process."""
+    monkeypatch.setattr(live, "_completed", None)
+
+
 def read(loader: ElasticLoader) -> list[int]:
     return [int(index) for _ in loader for index in loader.indices()]
 

@@ -339,6 +339,16 @@ def test_two_that_disagree_are_both_named() -> None:
     assert found.ranks == (0, 1) and found.confidence < 0.9
 
 
+def test_who_has_left_the_operation_already_has_a_say_in_it() -> None:
+    """A broadcast ends for one of its ranks before the root notices that another one does not come."""
+    done = reduce(11, 3, op="broadcast", peer=0, finished_ns=998 * SECOND)
+    root = window(0, size=3, entered=11, idle_s=3, collectives=(reduce(11, 3, op="broadcast", peer=0),))
+    past = window(1, size=3, entered=12, idle_s=3, collectives=(reduce(12, 3), done))
+    odd = window(2, size=3, entered=11, idle_s=3, collectives=(reduce(11, 3),))
+    (found,) = desync([root, past, odd], PACE, LIMITS)
+    assert found.ranks == (2,) and found.confidence > 0.9
+
+
 def test_uneven_sizes_that_end_well_are_nobodys_fault() -> None:
     done = {"finished_ns": 999 * SECOND}
     uneven = [window(r, collectives=(reduce(10, 3, bytes=r, **done),)) for r in range(4)]
@@ -519,3 +529,18 @@ def test_two_circles_are_one_finding() -> None:
 
     found = one([*circle(0), *circle(2)])
     assert (found.kind, found.ranks, found.certain) == ("ordering-deadlock", (0, 1, 2, 3), True)
+
+
+def from_anybody(rank: int, for_s: float = 3.0) -> RankWindow:
+    """A rank in a receive from whoever sends, which has no number and no partner."""
+    return replace(waiting(rank, for_s=for_s), collectives=(reduce(0, for_s, op="recv (any source)"),))
+
+
+def test_who_receives_from_anybody_waits_and_is_not_blamed() -> None:
+    """Rank 2 has sent to rank 0 and waits until it is taken; rank 0 waits for rank 1, which is elsewhere."""
+    sends = replace(waiting(2), collectives=(reduce(11, 3.0, op="send", peer=0),))
+    (found,) = hangs([from_anybody(0), missing(1, 3.0), sends, waiting(3)], PACE, StuckLimits())
+    assert (found.kind, found.ranks) == ("hang", (1,)) and not found.certain and found.confidence <= 0.5
+    assert "has sent nothing to rank 0, which receives from anybody, for 3.0 s" in found.sentence
+    assert set(found.waiting) == {0, 2, 3}
+    assert all(f.ranks == () for f in hangs([from_anybody(r) for r in range(4)], PACE, StuckLimits()))

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from torchloom.chaos.scenario import EXPECTED, Parallelism, ScenarioFault
 from torchloom.chaos.simulator import Simulation
-from torchloom.core.detect.attribute import stragglers
+from torchloom.core.detect.attribute import against_own_past, changed_ranks, stragglers
 from torchloom.core.detect.judge import AllLimits, Memory, judge
-from torchloom.core.detect.slow import SlowLimits
+from torchloom.core.detect.slow import SlowLimits, Trigger
 from torchloom.core.detect.stages import uneven_stages
 from torchloom.core.detect.window import GroupPosition, ProcessFacts, RankWindow
 from torchloom.model.findings import Finding
@@ -111,3 +111,47 @@ def test_a_simulated_pipeline_with_a_slow_stage(dp: int, roles: bool) -> None:
     assert {r for f in said for r in f.ranks} == {d * 4 + 2 for d in range(dp)}
     assert not any(f.may_act or f.certain for f in said)
     assert memory.own_ns.keys() == set(range(shape.world)), "its own time must be learned meanwhile"
+
+
+def test_both_stages_of_a_pipeline_that_become_slow_are_compared_with_their_own_past() -> None:
+    """No rank differs from the others: what each took before shows that both are slower."""
+    sim = Simulation(
+        Parallelism(dp=1, pp=2, tp=1, gpus=False), 3, ScenarioFault("slow-all", step=60, factor=1.8)
+    )
+    memory, said = Memory(), ""
+    for now in range(1, 90):
+        sim.run_until(float(now))
+        memory, found = judge(sim.windows(), memory, AllLimits())
+        said = next((f.sentence for f in found if f.kind == "global-slowdown"), said)
+        assert not any(f.ranks for f in found), [f.sentence for f in found]
+    assert "on all ranks alike: each takes 1." in said and "× its own time of before" in said, said
+
+
+def test_stages_that_became_slow_by_different_factors_are_each_told() -> None:
+    slower = Finding(
+        kind="global-slowdown", ranks=(), sentence="", confidence=0.7, inputs={"before_s": 0.4, "now_s": 0.8}
+    )
+    windows = pipeline((1.4, 2.2), roles=False)
+    found = against_own_past(slower, windows, {0: 0.3e9, 1: 0.3e9})
+    assert "from 1.4" in found.sentence and "(rank 0) to 2.2" in found.sentence
+    assert [e.rank for e in found.evidence] == [1, 0] and found.ranks == ()
+    assert against_own_past(slower, windows, {0: 0.3e9}) is slower, "the past of rank 1 is not known"
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_of_stages_that_are_all_slower_than_before_the_slowest_is_not_the_one_to_blame(stages: int) -> None:
+    windows = pipeline([1.6] * (stages - 1) + [2.2], roles=False)
+    usual = dict.fromkeys(range(stages), 0.3 * SECOND)
+    assert stragglers(windows, LIMITS, usual) == []
+    changed = {**usual, 0: 0.3 * 1.6 * SECOND}
+    (found,) = stragglers(windows, LIMITS, changed)
+    assert found.ranks == (stages - 1,) and "a step before, and now" in found.sentence
+
+
+def test_two_slow_stages_of_three_are_named_where_the_third_is_as_before() -> None:
+    windows = pipeline((1.0, 1.6, 1.6), roles=True)
+    usual = dict.fromkeys(range(3), 0.3 * SECOND)
+    trigger = Trigger(alarmed=True, baseline_s=0.4, now_s=0.64, above=40)
+    (found,) = changed_ranks(windows, usual, trigger)
+    assert found.ranks == (1, 2) and "the others do not" in found.sentence
+    assert changed_ranks(pipeline((1.6, 1.6, 1.6), roles=True), usual, trigger) == []

@@ -40,9 +40,43 @@ def test_a_stopped_rank_that_does_not_come_there_is_certain() -> None:
 
 
 def test_a_rank_that_does_not_call_new_group_is_named() -> None:
-    windows = [joining(0, 31, groups=window(0).groups, steps_done=5), missing(1, 31)]
+    windows = [joining(0, 11, groups=window(0).groups, steps_done=5), missing(1, 11)]
     (found,) = not_joined(windows, PACE, StuckLimits())
+    assert found.inputs["report_s"] == 10, "to come to init_process_group may take longer"
     assert found.kind == "hang" and found.ranks == (1,) and "has not called new_group" in found.sentence
+
+
+def in_new_group(rank: int, size: int, for_s: float = 12.0) -> RankWindow:
+    groups = window(rank, size=size).groups
+    return joining(rank, for_s, groups=groups, steps_done=60)
+
+
+def test_the_fewer_of_those_that_make_a_group_and_those_that_reduce_are_to_blame() -> None:
+    """One rank left out new_group, or only one called it: each side waits for the other."""
+    left_out = [in_new_group(0, 3), in_new_group(1, 3), waiting(2, for_s=12, size=3)]
+    (found,) = not_joined(left_out, PACE, StuckLimits())
+    assert (found.kind, found.ranks) == ("desync", (2,)) and "rank 2 on node b left out" in found.sentence
+    too_many = [in_new_group(0, 3), waiting(1, for_s=12, size=3), waiting(2, for_s=12, size=3)]
+    (found,) = not_joined(too_many, PACE, StuckLimits())
+    assert (found.kind, found.ranks) == ("desync", (0,)) and "one group too many" in found.sentence
+    assert not found.certain and not found.may_act
+
+
+def test_of_two_it_is_said_that_it_is_one_of_them() -> None:
+    windows = [in_new_group(0, 2), waiting(1, for_s=12, size=2)]
+    (found,) = not_joined(windows, PACE, StuckLimits())
+    assert (found.kind, found.ranks) == ("desync", (0, 1)) and found.confidence < 0.8
+    assert found.sentence == (
+        "rank 0 on node a waits in new_group and rank 1 waits in all_reduce #11 of group dp for each other "
+        "for 12.0 s: one side left out a call or made one too many, and it is not known which"
+    )
+    assert not_joined([in_new_group(0, 2, 9.0), waiting(1, for_s=12, size=2)], PACE, StuckLimits()) == []
+
+
+def test_who_is_in_no_collective_is_awaited_in_new_group_as_before() -> None:
+    windows = [in_new_group(0, 2, 12.0), missing(1, 12, size=2)]
+    (found,) = not_joined(windows, PACE, StuckLimits())
+    assert (found.kind, found.ranks) == ("hang", (1,))
 
 
 def test_all_that_are_in_and_never_come_out_do_not_reach_each_other() -> None:
@@ -68,7 +102,7 @@ def running(seconds: int, hang_from: int) -> list[list[RankWindow]]:
             one = window(
                 rank, groups=groups, steps_done=0, taken_ns=taken, last_activity_ns=active, collectives=op
             )
-            both.append(one)
+            both.append(replace(one, phase="starting"))  # as the probe calls it until the first step
         looks.append(both)
     return looks
 

@@ -3,17 +3,23 @@
 import random
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from torchloom.chaos.wide_job import WideJob, windows
-from torchloom.core.detect import wide
+from torchloom.core.detect import wide, wide_board
 from torchloom.core.detect.cost import middle_without, per_rank
 from torchloom.core.detect.judge import AllLimits, Memory, judge
 from torchloom.core.detect.robust import median
+from torchloom.core.detect.wide_board import WideBoard
 from torchloom.core.detect.window import RankWindow
+from torchloom.core.detect.window_blocks import Packing, check
+from torchloom.core.detect.window_numbers import whole
 from torchloom.model.findings import Finding
+from torchloom.model.windows import RefWindow
+from torchloom.model.worker import WorkerRef
 
 FEWEST = 40
 """Below this the plain rules take out one rank at a time, which arrays never have to."""
@@ -106,6 +112,48 @@ def test_a_look_at_many_slow_ranks_stays_linear() -> None:
     """CPU time of one process beside itself. Eight times the ranks took 40 times as long before."""
     few, many = (windows(WideJob(ranks=ranks, seed=2, slow=0.4)) for ranks in (1024, 8192))
     assert _cpu_s(many) < 20 * _cpu_s(few)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("hang", {"hung": 1.5 / 256, "hung_s": 70.0}),
+        ("not-a-number", {"broken": 1.5 / 256}),
+        ("compute-slow", {"slow": 0.4}),
+    ],
+)
+def test_windows_are_made_of_few_ranks(
+    kind: str, change: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of thousands that only wait, or are slow for the same reason, all that counts is in columns."""
+    pytest.importorskip("numpy")
+    made: list[int] = []
+
+    def counted(skeleton: RankWindow, *rest: Any) -> RankWindow:
+        made.append(skeleton.rank)
+        return whole(skeleton, *rest)
+
+    monkeypatch.setattr(wide_board, "whole", counted)
+    job = WideJob(ranks=256, seed=7, **change)  # type: ignore[arg-type]
+    board, agent, memory = WideBoard(job.ranks), Packing(), Memory()
+    for _ in range(3):
+        _, blocks = agent.pack([RefWindow(WorkerRef("job", w.rank, 1, 1), w) for w in windows(job)])
+        for block in blocks:
+            board.take(block)
+        made.clear()
+        memory, found = judge(board, memory, AllLimits())
+        (finding,) = found
+        assert finding.kind == kind
+        named = () if kind == "compute-slow" else finding.ranks
+        assert set(made) <= {0, *named}
+
+
+def test_a_block_in_which_a_rank_is_in_no_collective_at_all_is_refused() -> None:
+    """Nobody sends it, and a look at it would fail: an agent may send anything."""
+    job = WideJob(ranks=8, seed=7)
+    _, (block,) = Packing().pack([RefWindow(WorkerRef("job", w.rank, 1, 1), w) for w in windows(job)])
+    with pytest.raises(ValueError, match="fit together"):
+        check(replace(block, inside={0: ()}))
 
 
 def _cpu_s(some: tuple[RankWindow, ...]) -> float:

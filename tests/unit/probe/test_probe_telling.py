@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torchloom.agent.observe.windows import _broken
+from torchloom.agent.observe.logged import broken
 from torchloom.model.windows import Broken
 from torchloom.probe.box import OwnBox
 from torchloom.probe.observe import steps as module
@@ -32,7 +32,7 @@ def told(view: View) -> Any:
 def test_the_first_nan_of_a_run_stays_when_the_value_is_fine_again(view: View) -> None:
     session = Session(OwnBox(view, 0))
     session.log({"loss": 1.0})
-    assert _broken(told(view)) is None
+    assert broken(told(view)) is None
     session.steps.completed = 7
     session.log({"loss": float("nan"), "accuracy": float("nan")})
     session.steps.completed = 8
@@ -40,20 +40,20 @@ def test_the_first_nan_of_a_run_stays_when_the_value_is_fine_again(view: View) -
     session.log({"loss": 0.5})
     session._metrics.write(2**62)
     assert told(view)["values"]["loss"] == 0.5
-    assert _broken(told(view)) == Broken(1, 7, "loss", "NaN")
+    assert broken(told(view)) == Broken(1, 7, "loss", "NaN")
     session.steps.completed = 30
     session.log({"loss": float("inf")})
-    assert _broken(told(view)) == Broken(2, 30, "loss", "Infinity")
+    assert broken(told(view)) == Broken(2, 30, "loss", "Infinity")
 
 
 def test_other_metrics_may_be_nan_for_good_reasons(view: View) -> None:
     Session(OwnBox(view, 0)).log({"accuracy": float("nan")})
-    assert _broken(told(view)) is None
+    assert broken(told(view)) is None
 
 
 @pytest.mark.parametrize("found", [None, {}, {"broken": [1, 2]}, {"broken": ["x", 1, "a", "b"]}, []])
 def test_what_the_script_may_have_written_there_harms_nobody(found: Any) -> None:
-    assert _broken(found) is None
+    assert broken(found) is None
 
 
 def test_a_role_is_told_by_the_script_or_by_the_environment(

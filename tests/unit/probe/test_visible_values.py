@@ -20,10 +20,13 @@ from torch.optim import swa_utils
 
 import torchloom as loom
 from torchloom.core.config.box_codec import pack_schedule
+from torchloom.data import live
+from torchloom.errors import UsageError
 from torchloom.model.transaction.config import Entry
 from torchloom.probe import session as sessions
 from torchloom.probe.box import OwnBox
 from torchloom.probe.session import Session
+from torchloom.probe.steering import declared
 from torchloom.wire.blackbox import SCHEDULE, SIZE, View
 
 STEPS, SET, OWN = 40, 7, 28
@@ -66,6 +69,9 @@ OPTIMIZERS: dict[str, Callable[[list[Any]], Any]] = {
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    monkeypatch.setattr(declared.registry, "by_name", {})  # other tests have declared things
+    for name, nothing in (("_completed", None), ("_loader", None), ("_things", {}), ("_listeners", [])):
+        monkeypatch.setattr(live, name, nothing)
     made = Session(OwnBox(View(memoryview(bytearray(SIZE))), 0))
     made.steps.install(
         importlib.import_module("torch.optim.optimizer"), torch.compiler.is_compiling, made.guard
@@ -153,6 +159,20 @@ def steered_run(session: Session, first: int, last: int, make: Callable[[], Trai
             session.steps.overrides.replace({"lr": OWN_WORD})
         training.step(n)
     return training
+
+
+def test_a_loader_that_the_script_has_dropped_ends_no_worker(session: Session) -> None:
+    """A generation begins with the values that hold, and what the script began with counts for the others."""
+    loader = loom.ElasticLoader(list(range(8)), 4)
+    training = Training()
+    training.step(1)
+    registered = declared.registry.by_name["batch_size"]
+    del loader
+    assert registered.value is None and registered.initial == 4
+    session._config.begin(1)
+    with pytest.raises(UsageError, match="the loader that batch_size was of is gone"):
+        registered.check(2)
+    training.step(2)
 
 
 def assert_identical(one: Training, other: Training) -> None:

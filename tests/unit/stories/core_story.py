@@ -153,6 +153,7 @@ class Story:
             workers=tuple(LiveWorker(ref, 4000 + ref.rank) for ref in live),
             exits_to_come=exits,
             stores=stores,
+            agents_port=7000,
         )
         return self.tell(NodeJoined(node=node, session=session, inventory=inventory))
 

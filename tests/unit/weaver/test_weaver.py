@@ -21,11 +21,13 @@ from torchloom.model.events import (
     Decided,
     WorkerExited,
 )
-from torchloom.model.fleet import JobState
+from torchloom.model.fleet import Fleet, JobState
 from torchloom.model.job import JobSpec
+from torchloom.model.messages import Receipt
 from torchloom.model.node import RendezvousRef
 from torchloom.model.worker import Exit
 from torchloom.weaver import leading
+from torchloom.weaver.dispatch import Dispatcher
 from torchloom.weaver.service import Weaver
 from torchloom.wire import codec
 
@@ -160,7 +162,7 @@ def test_bad_requests_are_refused_with_a_sentence_and_leave_no_event() -> None:
             with pytest.raises(Conflict, match="largest node holds 8") as refused:
                 await weaver.submit(None, replace(SPEC, workers_per_node=9), {}, "me")
             assert "--queue" not in str(refused.value), "waiting would not help"
-            with pytest.raises(UsageError, match="1 to 4096"):
+            with pytest.raises(UsageError, match="1 to 16384"):
                 await weaver.submit(None, replace(SPEC, workers_per_node=0), {}, "me")
             with pytest.raises(NotFound):
                 await weaver.stop("nope", "me")
@@ -305,5 +307,41 @@ def test_a_weaver_that_no_longer_reads_the_stream_gives_up_the_lease(monkeypatch
                 await task
             await until(other, lambda: other.active, "takes over")
             assert "n1" in other.fleet.nodes
+
+    asyncio.run(scenario())
+
+
+def test_a_command_that_its_agent_has_taken_is_sent_again_less_and_less_often() -> None:
+    async def scenario() -> None:
+        now_s, sent = [100.0], []
+
+        class Bus:
+            async def append(self, *_: object, **__: object) -> int:
+                return 1
+
+            async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
+                sent.append((subject, now_s[0]))
+                return codec.encode(Receipt(subject.endswith("n1"), 1))
+
+        asyncio.get_running_loop().time = lambda: now_s[0]  # type: ignore[method-assign]
+        dispatcher = Dispatcher(Bus(), "w", None, asyncio.Event())  # type: ignore[arg-type]
+        store = RendezvousRef("j", 1)
+        fleet = Fleet()
+        for node in ("n1", "n2"):
+            effect = StopRendezvous(id=node, cause=1, reason="x", node=node, store=store)
+            fleet.outbox[effect.id] = effect
+        for _ in range(160):
+            await dispatcher.perform(fleet, 1)
+            while dispatcher._sending:
+                await asyncio.sleep(0)
+            now_s[0] += 0.25
+        taken = [at_s - 100 for subject, at_s in sent if subject.endswith("n1")]
+        refused = [at_s - 100 for subject, at_s in sent if subject.endswith("n2")]
+        assert taken == [0, 1, 3, 7, 15, 23, 31, 39], "after 1, 2, 4 and then every 8 s"
+        assert refused == [float(n) for n in range(40)], "every second until it is taken"
+        await dispatcher.perform(fleet, 1, now=frozenset({"n1"}))
+        while dispatcher._sending:
+            await asyncio.sleep(0)
+        assert [subject[-2:] for subject, _ in sent[-2:]] == ["n1", "n2"], "a new agent gets all at once"
 
     asyncio.run(scenario())

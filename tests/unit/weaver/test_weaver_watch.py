@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from array import array
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,18 +17,21 @@ from msgspec.structs import replace
 from torchloom import boottime
 from torchloom.bus.memory import MemoryBus, MemoryHub
 from torchloom.bus.protocol import Message
+from torchloom.core.detect.board import WindowBoard
+from torchloom.core.detect.judge import Memory
+from torchloom.core.detect.window_blocks import Packing
 from torchloom.model.events import FindingEnded, FindingMade, WitnessAnswered
 from torchloom.model.findings import RankEvidence
 from torchloom.model.flight import Dump, DumpEntry
 from torchloom.model.job import HangLimits
 from torchloom.model.messages import AskDumps, AskEvidence, DumpsAnswer, EvidenceAnswer, RankDump
-from torchloom.model.windows import RankWindow, RefWindow, StepTimes, WindowBatch
+from torchloom.model.windows import RankWindow, RefWindow, StepTimes, WindowBatch, WindowBlock
 from torchloom.weaver.detection import lateness
 from torchloom.weaver.detection import loop as module
-from torchloom.weaver.detection.kept import joined_steps
 from torchloom.weaver.detection.lateness import Lateness
 from torchloom.weaver.detection.limits import limits_of
 from torchloom.weaver.detection.loop import Detection
+from torchloom.weaver.detection.watched_job import WatchedJob
 from torchloom.wire import codec, subjects
 
 
@@ -49,6 +55,7 @@ class Scene:
         self.recorders: list[AskDumps] = []
         self.dumps: tuple[RankDump, ...] = ()
         self.leads = True
+        self.packing = Packing()
         self.watch = Detection(self.bus, lambda: self.story.fleet, lambda: self.leads, self._say)
 
     async def _say(self, event: FindingMade | FindingEnded | WitnessAnswered) -> None:
@@ -78,7 +85,8 @@ class Scene:
         found = tuple(
             RefWindow(replace(self.story.ref(w.rank), **change), replace(w, node="a")) for w in windows
         )
-        batch = WindowBatch(node="a", session="s1", sent_ns=sent_ns, windows=found)
+        odd, blocks = self.packing.pack(found)
+        batch = WindowBatch(node="a", session="s1", sent_ns=sent_ns, windows=odd, blocks=blocks)
         await self.watch.hear(Message(subjects.windows("a"), codec.encode(batch)))
 
 
@@ -111,6 +119,34 @@ async def keep(scene: Scene, windows: tuple[RankWindow, ...], looks: int = 20) -
 async def keep_until_said(scene: Scene, windows: tuple[RankWindow, ...], count: int) -> None:
     while len(scene.said) < count:
         await keep(scene, windows, 1)
+
+
+def test_a_look_that_took_long_is_followed_by_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[float] = []
+    took_s, judge = 0.02, module.judge
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        began.append(time.monotonic())
+        time.sleep(took_s)  # as of thousands of ranks
+        return judge(*args, **kwargs)
+
+    monkeypatch.setattr(module, "judge", slow)
+
+    async def scenario(scene: Scene) -> None:
+        while len(began) < 4:
+            await keep(scene, (waiting(0, size=2), waiting(1, size=2)), 1)
+
+    play(scenario)
+    rests = [after - before for before, after in pairwise(began)]
+    assert min(rests) >= module.REST_AFTER_LOOK * took_s, "the loop that judges also holds the lease"
+
+
+def test_evidence_ends_the_rest_after_a_look() -> None:
+    job = WatchedJob(1, Memory(), WindowBoard(2), array("d", [0.0, 0.0]), fresh={0, 1})
+    job.looked_s, job.took_s = 100.0, 0.5
+    assert not job.is_due(2, 101.9, every_s=0.5, rest=4.0) and job.is_due(2, 102.0, every_s=0.5, rest=4.0)
+    job.urgent = True
+    assert job.is_due(2, 100.6, every_s=0.5, rest=4.0)
 
 
 def recorded(rank: int, seq: int) -> RankDump:
@@ -307,6 +343,28 @@ def test_a_node_cannot_speak_for_the_ranks_of_another() -> None:
     play(scenario)
 
 
+def test_a_block_is_taken_only_where_rank_incarnation_and_skeleton_are_known() -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.hear(*HANG, incarnation=7)
+        assert scene.watch._jobs == {}, "of another incarnation"
+        refs = tuple(RefWindow(scene.story.ref(w.rank), replace(w, node="a")) for w in HANG)
+        (first,), _, (third,) = [scene.packing.pack(refs)[1] for _ in range(3)]
+        # What a rank is in for longer than a look becomes a part of what stays.
+        assert first.sent and not third.sent, "what has not changed is not sent again"
+
+        async def send(block: WindowBlock) -> list[int]:
+            batch = WindowBatch(node="a", session="s1", blocks=(block,))
+            await scene.watch.hear(Message(subjects.windows("a"), codec.encode(batch)))
+            return [w.rank for w in scene.watch.windows(scene.story.job().id)]
+
+        assert await send(replace(third, narrow=b"123")) == [], "it does not fit together"
+        assert await send(third) == [], "its skeletons were lost"
+        assert await send(replace(first, incarnations=(1, 9))) == [0]
+        assert await send(first) == [0, 1]
+
+    play(scenario)
+
+
 def test_a_mistake_in_a_detector_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
@@ -327,10 +385,17 @@ def test_steps_of_several_windows_are_joined() -> None:
     def with_steps(*steps: int) -> RankWindow:
         return replace(HANG[0], steps=tuple(StepTimes(s, 10, 0, 0) for s in steps))
 
-    before = with_steps(*range(1, 31))
-    joined = joined_steps(before, with_steps(30, 31, 33, 34))
-    assert [s.step for s in joined][-6:] == [28, 29, 30, 31, 33, 34] and len(joined) == 32
-    assert joined_steps(before, with_steps()) == before.steps
+    board = WindowBoard(1)
+    board.put(with_steps(*range(1, 31)))
+    board.put(with_steps())
+    assert [s.step for s in board[0].steps] == [*range(1, 31)]
+    board.put(with_steps(30, 31, 33, 34))
+    assert [s.step for s in board[0].steps][-6:] == [28, 29, 30, 31, 33, 34]
+    assert len(board[0].steps) == 32 and board.gaps == {0}
+    board.put(with_steps(*range(4, 36)))
+    assert [s.step for s in board[0].steps] == [*range(4, 36)] and not board.gaps, "all were sent again"
+    board.put(with_steps(1, 2), anew=True)
+    assert [s.step for s in board[0].steps] == [1, 2]
 
 
 def test_whoever_takes_over_knows_how_fast_a_job_is_and_how_long_its_pauses_last(

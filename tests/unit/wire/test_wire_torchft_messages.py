@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchloom.wire.torchft_messages import heartbeat_request, quorum_request, quorum_response
+from torchloom.wire.torchft_messages import at_step, heartbeat_request, quorum_request, quorum_response
 
 STABLE = b"\n1\n\nrep_0:uuid\x12\x16http://localhost:45739\x1a\x03s:1 \x07(\x030\x01@\x05"
 NIGHTLY = (
@@ -19,6 +19,13 @@ def test_a_request_of_each_release_is_read_and_passed_on_as_it_is(data: bytes) -
     assert (member.replica_id, member.step, member.world_size) == ("rep_0:uuid", 7, 3)
     assert member.shrink_only and member.commit_failures == 5
     assert member.raw == data[2:]
+
+
+@pytest.mark.parametrize("step", [0, 6, 1 << 40])
+def test_a_member_can_be_given_another_step(step: int) -> None:
+    raw = at_step(quorum_request(NIGHTLY).raw, step)
+    assert len(raw) < 0x80
+    assert quorum_request(b"\n" + bytes([len(raw)]) + raw).step == step
 
 
 def test_a_heartbeat() -> None:

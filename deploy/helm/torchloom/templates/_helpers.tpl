@@ -67,7 +67,24 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{- /* What an agent needs to know. It talks to the bus alone and has no token of the API. */}}
+{{- define "torchloom.namespaces" -}}
+{{ join "," (prepend .Values.agentNamespaces .Release.Namespace | uniq) }}
+{{- end }}
+
+{{- define "torchloom.natsServers" -}}
+{{- $hosts := list -}}
+{{- range $i := until (int .Values.nats.replicas) -}}
+{{- $hosts = append $hosts (printf "%s-nats-%d.%s" (include "torchloom.name" $) $i (include "torchloom.natsHost" $)) -}}
+{{- end -}}
+{{ join "," $hosts }}
+{{- end }}
+
+{{- define "torchloom.apiUrl" -}}
+https://{{ include "torchloom.apiHost" . }}:{{ .Values.weaver.port }}
+{{- end }}
+
+{{- /* What an agent needs to know. It makes a key of its own and proves by its pod's token which node it is; what it
+gets for that is its own, too: nothing here is secret. */}}
 {{- define "torchloom.agentEnv" -}}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
@@ -77,35 +94,39 @@ capabilities:
   value: $(POD_NAME)
 - name: LOOM_HOME
   value: /var/lib/torchloom/home
-- name: LOOM_NATS_URL
-  value: {{ include "torchloom.natsUrl" . | quote }}
-- name: LOOM_NATS_USER
-  value: agent
-- name: LOOM_NATS_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ include "torchloom.name" . }}-agent, key: agent-password}}
-- name: LOOM_NATS_INBOX
-  value: _INBOX_AGENTS
-- name: LOOM_NATS_LEADER
-  value: loom.v1.leader
-- name: LOOM_NATS_CA
-  value: /etc/torchloom/agent/ca.crt
+- name: LOOM_JOIN_ADDRESS
+  value: {{ include "torchloom.apiUrl" . }}
+- name: LOOM_JOIN_TOKEN_FILE
+  value: /var/run/secrets/torchloom/token
+- name: LOOM_CA
+  value: /etc/torchloom/ca/ca.crt
 {{- end }}
 
-{{- /* What a training pod needs to submit its job. */}}
+{{- /* What a training pod needs besides to submit its job; its token of the API comes with its admission. */}}
 {{- define "torchloom.clientEnv" -}}
 - name: LOOM_ADDRESS
-  value: https://{{ include "torchloom.apiHost" . }}:{{ .Values.weaver.port }}
-- name: LOOM_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ include "torchloom.name" . }}-agent, key: token}}
-- name: LOOM_CA
-  value: /etc/torchloom/agent/ca.crt
+  value: {{ include "torchloom.apiUrl" . }}
 {{- end }}
 
 {{- define "torchloom.agentMounts" -}}
 - {name: home, mountPath: /var/lib/torchloom}
 - {name: tmp, mountPath: /tmp}
 - {name: shm, mountPath: /dev/shm}
-- {name: agent, mountPath: /etc/torchloom/agent, readOnly: true}
+- {name: ca, mountPath: /etc/torchloom/ca, readOnly: true}
+- {name: proof, mountPath: /var/run/secrets/torchloom, readOnly: true}
+{{- end }}
+
+{{- define "torchloom.agentVolumes" -}}
+- {name: home, emptyDir: {}}
+- {name: tmp, emptyDir: {}}
+- name: ca
+  configMap: {name: {{ include "torchloom.name" . }}-ca}
+# Proves to the control service which pod this is, and to nobody else anything.
+- name: proof
+  projected:
+    defaultMode: 0440
+    sources:
+      - serviceAccountToken: {audience: torchloom, expirationSeconds: 3600, path: token}
 {{- end }}
 
 {{- define "torchloom.agentProbes" -}}

@@ -39,12 +39,12 @@ def look(node: str, home: Path | None = None, within_s: float = ANSWER_WITHIN_S)
     return Devices(node, tuple(found), cores, numa_cores(cores))
 
 
-def gpus_or_why() -> tuple[list[Gpu], str]:
-    """The GPUs that NVML lists, and if there are none, why."""
+def readings_or_why() -> tuple[list[DeviceReading], str]:
+    """The GPUs that NVML lists, each as it is now, and if there are none, why."""
     line = _ask("", None, ANSWER_WITHIN_S)
     if line.look is None:
         return [], line.why
-    found = [gpu_of(reading) for reading in line.look.readings]
+    found = list(line.look.readings)
     return found, "" if found else "it lists no GPU"
 
 

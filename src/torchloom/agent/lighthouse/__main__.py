@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -11,6 +12,8 @@ from pathlib import Path
 
 from torchloom.agent.lighthouse import records
 from torchloom.agent.lighthouse.beacon import Beacon
+from torchloom.agent.lighthouse.records import BeaconRecord
+from torchloom.agent.lighthouse.relay import Relay
 from torchloom.spawner.unix_socket import usable_address
 
 
@@ -26,14 +29,18 @@ def main(record_file: str, socket_file: str) -> int:
     with usable_address(at) as address:
         control.bind(address)
     control.listen(16)
+    mine = at.stat().st_ino
     try:
-        asyncio.run(_serve(Beacon(path, record), control))
+        asyncio.run(_serve(path, record, control))
     finally:
-        at.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            if at.stat().st_ino == mine:  # it may be that of the next one already
+                at.unlink()
     return 0
 
 
-async def _serve(beacon: Beacon, control: socket.socket) -> None:
+async def _serve(path: Path, record: BeaconRecord, control: socket.socket) -> None:
+    beacon = Relay(path, record) if record.relays else Beacon(path, record)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, beacon.over.set)

@@ -18,9 +18,23 @@ import grpc
 import msgspec
 
 from torchloom.agent.lighthouse import records
+from torchloom.agent.lighthouse.control_socket import ControlSocket
+from torchloom.agent.lighthouse.gate import NodeGate
 from torchloom.agent.lighthouse.listeners import Listeners
-from torchloom.agent.lighthouse.records import BeaconRecord, ControlReply, ControlRequest
-from torchloom.core.quorum import QuorumCandidate, QuorumRules, QuorumState, form, leave, settle
+from torchloom.agent.lighthouse.records import BeaconRecord, ControlReply, ControlRequest, LinkMessage
+from torchloom.core.quorum import (
+    QuorumCandidate,
+    QuorumRules,
+    QuorumState,
+    excuse,
+    fall_silent,
+    form,
+    leave,
+    recalled,
+    repeated,
+    settle,
+)
+from torchloom.model.quorum import QuorumMember
 from torchloom.wire import torchft_messages
 
 log = logging.getLogger(__name__)
@@ -28,6 +42,8 @@ log = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
 _TICK_S = 0.1
 """How often time alone may complete a quorum; events complete it at once."""
+_LATE_S = 0.5
+"""A look that is later than this: this process did not run, and heartbeats may lie unread."""
 _LAST_READ_S = 3.0
 """A replica that ended well is reported as ended this much later, when the others have read all it sent."""
 _IDLE_S = 60.0
@@ -40,19 +56,35 @@ class Beacon:
         self._record = record
         self._rules = QuorumRules(record.size, record.min_replicas)
         now = time.monotonic()
-        # Members of the last quorum count as alive until their heartbeats show it, or do not.
-        known = {
-            id: QuorumCandidate(door, now) for id, door in record.members.items() if door in record.doors
-        }
-        self._state = QuorumState(known, tuple(record.members), record.quorum_id, record.formed)
+        # Members of the last quorum count as alive until their heartbeats show it, or do not. Those of a node
+        # that was lost with the lighthouse before this one may still be waited for in a collective.
+        ended = [id for id, door in record.members.items() if door in record.closed]
+        known = {id: QuorumCandidate(door, now) for id, door in record.members.items() if id not in ended}
+        answered = {member.replica_id: member for member in record.answered}
+        self._state = QuorumState(
+            known,
+            tuple(record.members),
+            record.quorum_id,
+            record.formed,
+            answered if answered.keys() <= known.keys() else {},
+            left_out=record.left_out,
+            outdated=record.outdated,
+        )
         self._servers: dict[str, grpc.aio.Server] = {}
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
         """Open quorum requests, by replica id."""
-        self._listeners = Listeners(record.changes, record.doors, self._save, self._leaving)
+        self._listeners = Listeners(
+            record.changes, record.doors, self._save, self._leaving, self._state.left_out
+        )
+        self._listeners.tell_gone(record.quorum_id, ended)
         self._left: dict[str, tuple[str, ...]] = {}
         """By door, the replica ids of those that said that they make no further step."""
-        self._agents: set[asyncio.StreamWriter] = set()
+        self._content, self._published = b"", -1
+        """What other nodes keep, and the version of it that they were sent."""
+        self._gate = NodeGate(record, self._do, self._enrol)
+        self._agents = ControlSocket(self._do)
         self._used = now
+        """When a replica last sent something."""
         self.over = asyncio.Event()
 
     # -- life -----------------------------------------------------------------------------------
@@ -62,24 +94,30 @@ class Beacon:
         self._record.news_port = news.sockets[0].getsockname()[1]
         for door, port in self._record.doors.items():
             await self._listen(door, port)
+        await self._gate.open()
         self._save()
-        agents = await asyncio.start_unix_server(self._control, sock=control)
-        ended = False
+        agents = await asyncio.start_unix_server(self._agents.serve, sock=control)
+        ended, looked_s = False, time.monotonic()
         try:
             while not self.over.is_set():
+                late_s, looked_s = time.monotonic() - looked_s - _TICK_S, time.monotonic()
+                if late_s > _LATE_S:
+                    excuse(self._state, late_s)
+                self._drop_silent()
                 self._try_quorum()
-                if not self._agents and time.monotonic() - self._used > _IDLE_S:
+                used = max(self._used, self._agents.used_s)
+                if not self._agents.connected and not self._gate.connected and looked_s - used > _IDLE_S:
                     ended = True
                     break
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_TICK_S):
                         await self.over.wait()
-            ended = ended or not self._servers
+            ended = ended or not self._record.doors
         finally:
             agents.close()
             news.close()
-            for writer in self._agents:
-                writer.close()  # their handlers then end by themselves
+            self._gate.close()
+            self._agents.close()
             self._listeners.close()
             if ended:
                 self._path.unlink(missing_ok=True)
@@ -94,11 +132,28 @@ class Beacon:
     def _save(self) -> None:
         record, state = self._record, self._state
         record.quorum_id, record.formed = state.quorum_id, state.formed
-        record.members = {id: state.candidates[id].door for id in state.previous if id in state.candidates}
+        record.answered, record.outdated = tuple(state.answered.values()), state.outdated
+        record.left_out = state.left_out
+        if not record.awaited:  # until then what others know counts, and they compare versions
+            known = state.candidates
+            record.members = {id: known[id].door for id in state.previous if id in known}
+            self._count_version()
         records.write(self._path, record)
+        if record.version != self._published:
+            self._published = record.version
+            self._gate.publish()
+
+    def _count_version(self) -> None:
+        """What others keep has changed; most quorums change nothing of it."""
+        now = msgspec.json.encode(msgspec.structs.replace(records.shared(self._record), version=0))
+        if now != self._content:
+            self._content = now
+            self._record.version += 1
 
     # -- doors ----------------------------------------------------------------------------------
     async def _open(self, door: str) -> int:
+        if door in self._record.closed:
+            raise RuntimeError(f"{door} was closed for good")
         if door not in self._servers:
             self._record.doors[door] = await self._listen(door, 0)
             self._save()
@@ -128,6 +183,9 @@ class Beacon:
         self._gone(door)
         server = self._servers.pop(door, None)
         self._record.doors.pop(door, None)
+        self._state.left_out.pop(door, None)
+        self._record.owners.pop(door, None)
+        self._record.closed[:] = [*self._record.closed, door][-records.CLOSED_KEPT :]
         if server is not None:
             await server.stop(None)
         if self._servers:
@@ -150,7 +208,18 @@ class Beacon:
         self._try_quorum()
 
     def _tell_gone(self, ids: tuple[str, ...]) -> None:
-        self._listeners.tell({"quorum": self._state.quorum_id, "gone": ids})
+        self._listeners.tell_gone(self._state.quorum_id, ids)
+
+    def _drop_silent(self) -> None:
+        """Of other nodes. What ends or stops on this one is reported by its agent."""
+        if self._record.awaited:
+            return  # it is not connected with all of them yet
+        near = self._record.doors.keys() - self._record.owners.keys()
+        ids = fall_silent(time.monotonic(), self._state, self._rules, near)
+        if ids:
+            log.info("nothing is heard of %s: the others continue without", ", ".join(ids))
+            self._refuse(ids)
+            self._tell_gone(ids)
 
     def _leaving(self, door: str) -> None:
         """Its script has ended, its process has not: the others do not wait for it."""
@@ -162,11 +231,40 @@ class Beacon:
 
     def _leave(self, door: str) -> tuple[str, ...]:
         ids = leave(self._state, door)
+        self._refuse(ids)
+        return ids
+
+    def _refuse(self, ids: tuple[str, ...]) -> None:
+        """Who asks for a quorum gets none; a living one asks again."""
         for id in ids:
             waiting = self._waiting.pop(id, None)
             if waiting is not None:
                 waiting.cancel()
-        return ids
+
+    # -- other nodes ----------------------------------------------------------------------------
+    async def _enrol(self, node: str, first: LinkMessage) -> None:
+        """A node is connected, or again: its doors are those that it names, and it may know more."""
+        record = self._record
+        if first.record is not None and (node in record.awaited or first.record.version > record.version):
+            records.keep(record, first.record)
+            self._state.quorum_id = max(self._state.quorum_id, record.quorum_id)
+            self._state.formed, self._state.previous = record.formed, tuple(record.members)
+            self._state.answered = {}
+        for door in first.doors:
+            if door in record.closed:
+                continue
+            record.owners[door] = node
+            await self._open(door)
+        for door in [door for door, owner in record.owners.items() if owner == node]:
+            if door not in first.doors:
+                await self._close(door)
+        now = time.monotonic()
+        for id, door in record.members.items():
+            if door in first.doors and door in record.doors:
+                self._state.candidates.setdefault(id, QuorumCandidate(door, now)).seen_s = now
+        if node in record.awaited:
+            record.awaited.remove(node)
+        self._save()
 
     # -- managers -------------------------------------------------------------------------------
     def _seen(self, door: str, replica_id: str) -> QuorumCandidate | None:
@@ -187,18 +285,38 @@ class Beacon:
             why = f"{member.replica_id} is not the replica that this door of {self._record.set} is for"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
             raise AssertionError("abort raises")
+        again = repeated(time.monotonic(), self._state, self._rules, member)
+        if again.members:
+            log.info("quorum %d of %s again: %s", self._state.quorum_id, self._record.set, again.reason)
+            await self._gate.recorded(door)
+            return self._answer(again.members)
         candidate.member, candidate.asked_s = member, time.monotonic()
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[member.replica_id] = answer
         self._try_quorum()
         try:
-            return await answer
+            found = await answer
+            await self._gate.recorded(door)
+            return found
         finally:
             if self._waiting.get(member.replica_id) is answer:  # the caller gave up
                 del self._waiting[member.replica_id]
                 candidate.member = candidate.asked_s = None
 
+    def _answer(self, members: tuple[QuorumMember, ...]) -> bytes:
+        said = self._state.outdated
+        raw = [
+            torchft_messages.at_step(one.raw, said[one.replica_id]) if one.replica_id in said else one.raw
+            for one in members
+        ]
+        return torchft_messages.quorum_response(self._state.quorum_id, raw, time.time())
+
     def _try_quorum(self) -> None:
+        if self._record.awaited:
+            return
+        why = recalled(time.monotonic(), self._state, self._rules)
+        for door in list(self._state.left_out) if why else ():
+            self._seat(door, "", why)
         formed = form(time.monotonic(), self._state, self._rules)
         if not formed.members:
             return
@@ -209,33 +327,32 @@ class Beacon:
         if number != before:
             ids = [member.replica_id for member in formed.members]
             log.info("quorum %d of %s: %s; %s", number, self._record.set, ", ".join(ids), formed.reason)
-            self._save()
-        raw = [member.raw for member in formed.members]
-        answer = torchft_messages.quorum_response(number, raw, time.time())
+        self._save()  # before anybody knows it: whoever misses the answer can have it again
+        answer = self._answer(formed.members)
         for member in formed.members:
             waiting = self._waiting.pop(member.replica_id, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
 
-    # -- agents and survivors -------------------------------------------------------------------
-    async def _control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._agents.add(writer)
+    def _seat(self, door: str, out: str, why: str) -> None:
+        """Leave what is behind this door out of the next quorums, or take it back."""
+        if door not in self._record.doors or (door in self._state.left_out) == bool(out):
+            return
+        before = dict(self._state.left_out)
+        if out:
+            self._state.left_out[door] = out
+        else:
+            del self._state.left_out[door]
         try:
-            while line := await reader.readline():
-                self._used = time.monotonic()
-                try:
-                    reply = await self._do(msgspec.json.decode(line, type=ControlRequest))
-                except (msgspec.MsgspecError, OSError, RuntimeError) as error:
-                    reply = ControlReply(failed=str(error))
-                writer.write(msgspec.json.encode(reply) + b"\n")
-                await writer.drain()
-        except OSError:
-            pass  # that agent is gone; the next one connects
-        finally:
-            self._agents.discard(writer)
-            self._used = time.monotonic()
-            writer.close()
+            self._save()
+        except OSError:  # whoever asked learns that it was not done
+            self._state.left_out.clear()
+            self._state.left_out.update(before)
+            raise
+        log.info("%s is %s: %s", door, "left out" if out else "taken back", out or why)
+        self._listeners.tell_door(door, {"held": bool(out)})
 
+    # -- agents ---------------------------------------------------------------------------------
     async def _do(self, request: ControlRequest) -> ControlReply:
         match request.do:
             case "open":
@@ -244,14 +361,32 @@ class Beacon:
                 await self._close(request.door)
             case "gone":
                 self._gone(request.door)
+            case "leave-out" | "take-back" if self._record.awaited:
+                return ControlReply(away=True)  # it does not know all doors yet
+            case "leave-out":
+                self._seat(request.door, request.why or "slow", "")
+                self._try_quorum()
+            case "take-back":
+                self._seat(request.door, "", request.why)
+                self._try_quorum()
             case "status":
                 reason = form(time.monotonic(), self._state, self._rules).reason
+                awaited = tuple(self._record.awaited)
+                if awaited:
+                    reason = f"waiting for the records of {', '.join(awaited)}"
                 ids = self._state.previous
-                return ControlReply(quorum_id=self._state.quorum_id, members=ids, reason=reason)
+                return ControlReply(
+                    quorum_id=self._state.quorum_id, members=ids, reason=reason, awaited=awaited
+                )
             case "change":
                 self._listeners.propose(request.version, request.values, request.at_step, request.kind)
             case "withdraw":
                 self._listeners.withdraw(request.version, request.why)
+            case "move":
+                if request.site is not None and request.site.term > self._record.term:
+                    records.move(self._record, request.site)
+                    records.write(self._path, self._record)
+                    self.over.set()  # started again, it is what the record says
             case "outcome":
                 return ControlReply(outcome=self._listeners.outcome(request.version))
         return ControlReply()

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,7 +24,7 @@ from torchloom.errors import SpawnFailed
 from torchloom.home import Home, private_directory
 from torchloom.model.ids import check_token
 from torchloom.model.node import RendezvousRef
-from torchloom.model.quorum import ReplicaOutcome, ReplicaSeat
+from torchloom.model.quorum import LighthouseSite, ReplicaOutcome, ReplicaSeat
 from torchloom.model.worker import WorkerRef
 from torchloom.spawner.unix_socket import usable_address
 
@@ -37,12 +37,18 @@ _HOST = "127.0.0.1"
 _OUTCOMES_KEPT = 64
 
 
+class LighthouseAway(SpawnFailed):
+    """The lighthouse does not answer at the moment, or is on another node that is not reached. Whether it did
+    what it was asked for is not known; asked again, it does nothing twice."""
+
+
 class Lighthouses:
     """All of this host, by the torchft job they belong to."""
 
-    def __init__(self, home: Home, tasks: Tasks) -> None:
+    def __init__(self, home: Home, tasks: Tasks, node: str = "", address: str = "") -> None:
         self._home = home
         self._tasks = tasks
+        self._node, self._address = node, address
         self._directory = home.root / "agent" / "lighthouses"
         self._links: dict[str, _Link] = {}
         self._sets: dict[str, str] = {}
@@ -52,45 +58,89 @@ class Lighthouses:
         """Changes, by torchft job and version, whose outcome somebody waits for."""
         self._outcomes: dict[tuple[str, int], ReplicaOutcome] = {}
 
-    async def adopt(self) -> None:
-        """Connect to what an earlier agent started; start again what died meanwhile."""
+    async def adopt(self) -> bool:
+        """Connect to what an earlier agent started; start again what died meanwhile. Returns whether there
+        is any."""
         if not self._directory.is_dir():
-            return
+            return False
         for path in sorted(self._directory.glob("*.json")):
             record = records.read(path)
             if record is None or not record.doors:
                 path.unlink(missing_ok=True)
                 continue
             for door in record.doors:
-                self._sets[door] = record.set
+                if door not in record.owners:
+                    self._sets[door] = record.set
             self._link(record.set)
+        return bool(self._links)
 
-    async def open(self, seat: ReplicaSeat, ref: RendezvousRef) -> tuple[str, str]:
-        """The addresses of a new door, or of the one that is open already, and of the news."""
+    async def open(
+        self, seat: ReplicaSeat, ref: RendezvousRef, site: LighthouseSite | None = None, key: str = ""
+    ) -> tuple[str, str]:
+        """The addresses of a new door, or of the one that is open already, and of the news. `site`: where the
+        lighthouse is."""
         if importable := _why_not():
             raise SpawnFailed(importable)
         check_token(seat.set, "job name")
         door = door_of(ref.job, ref.generation)
         async with self._lock:
             path = self._file(seat.set)
-            if not path.exists():
+            known = records.read(path)
+            if known is None:
+                if (ended := self._links.pop(seat.set, None)) is not None:
+                    await ended.ended()
                 private_directory(self._directory)
-                records.write(path, records.fresh(seat))
+                made = records.fresh(seat, self._node, self._address)
+                made.key, made.site = key, site
+                records.write(path, made)
             link = self._link(seat.set)
+            if known is not None and known.site is not None and site is not None and site.term > known.term:
+                await link.ask(ControlRequest(do="move", site=site))
             reply = await link.ask(ControlRequest(do="open", door=door))
         self._sets[door] = seat.set
         return f"{_HOST}:{reply.port}", f"{_HOST}:{reply.news_port}"
 
-    async def close(self, ref: RendezvousRef) -> None:
+    async def close(self, ref: RendezvousRef, of: str = "") -> None:
+        """`of`: it is the door of another node, at the lighthouse of this torchft job."""
         door = door_of(ref.job, ref.generation)
-        name = self._sets.pop(door, "")
+        name = of or self._sets.pop(door, "")
         if not name:
             return
         async with self._lock:
+            if name not in self._links:
+                return
             await self._keep_outcomes(name)
-            await self._link(name).ask(ControlRequest(do="close", door=door))
-            if name not in self._sets.values():
+            await self._links[name].ask(ControlRequest(do="close", door=door))
+            await self._forget_ended(name)
+
+    async def _forget_ended(self, name: str) -> None:
+        """A lighthouse without a door ends. It may have doors of other nodes when those here are closed."""
+        record = records.read(self._file(name))
+        if name not in self._sets.values() and (record is None or not record.doors):
+            await self._links.pop(name).ended()
+
+    async def move(self, name: str, site: LighthouseSite) -> tuple[str, ...]:
+        """The lighthouse of this torchft job is there from now on. Returns the nodes that it waits for."""
+        async with self._lock:
+            if name not in self._links or not self._file(name).exists():
+                return ()
+            link = self._links[name]
+            await self._keep_outcomes(name)
+            await link.ask(ControlRequest(do="move", site=site))
+            record = records.read(self._file(name))
+            if record is None or not record.doors:
                 await self._links.pop(name).ended()
+                return ()
+            if site.node != self._node:
+                return ()
+            return (await link.ask(ControlRequest(do="status"))).awaited
+
+    def gate(self, name: str) -> tuple[bytes, int] | None:
+        """Of the lighthouse here: its key, and the port where it serves other nodes. For any thread."""
+        record = records.read(self._file(check_token(name, "job name")))
+        if record is None or not record.key or record.relays or not record.gate_port:
+            return None
+        return bytes.fromhex(record.key), record.gate_port
 
     def serves(self, worker: WorkerRef) -> bool:
         """Whether it belongs to a replica with a door here."""
@@ -111,6 +161,11 @@ class Lighthouses:
     async def status(self, name: str) -> ControlReply | None:
         link = self._links.get(name)
         return await link.ask(ControlRequest(do="status")) if link is not None else None
+
+    async def seat(self, name: str, job: str, generation: int, *, out: bool, why: str) -> None:
+        """Leave this replica out of the next quorums, or take it back. Again is harmless."""
+        do: Literal["leave-out", "take-back"] = "leave-out" if out else "take-back"
+        await self._known(name).ask(ControlRequest(do=do, door=door_of(job, generation), why=why))
 
     async def change(
         self, name: str, version: int, values: Mapping[str, Any], at_step: int, kind: str = "set"
@@ -188,14 +243,19 @@ class _Link:
                         line = await reader.readline()
                 except (OSError, TimeoutError):
                     line = b""
+                except asyncio.CancelledError:
+                    self._drop()  # nobody may take its answer for his own
+                    raise
                 if line:
                     reply = msgspec.json.decode(line, type=ControlReply)
+                    if reply.away:
+                        raise LighthouseAway(f"the lighthouse of {self._record.stem} is not reached")
                     if reply.failed:
                         raise SpawnFailed(f"the lighthouse failed at {request.do!r}: {reply.failed}")
                     return reply
                 self._drop()
                 log.info("the lighthouse %s does not answer (%d)", self._record.stem, attempt)
-        raise SpawnFailed(f"the lighthouse of {self._record.stem} does not answer")
+        raise LighthouseAway(f"the lighthouse of {self._record.stem} does not answer")
 
     async def watch(self) -> None:
         """Keep the process alive: its socket shows when it dies."""
@@ -223,8 +283,13 @@ class _Link:
         self._reader = self._writer = None
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if self._reader is not None and self._writer is not None and not self._reader.at_eof():
-            return self._reader, self._writer
+        if self._process is not None and self._process.poll() is not None:
+            self._process = None  # it was started here and has ended, whatever its connection looks like
+            self._drop()
+        reader, writer = self._reader, self._writer
+        # A process that dies before it has read all leaves an error, and no end of the stream.
+        if reader is not None and writer is not None and not reader.at_eof() and reader.exception() is None:
+            return reader, writer
         self._drop()
         for look in range(int(_UP_WITHIN_S / _LOOK_EVERY_S)):
             try:
@@ -239,7 +304,7 @@ class _Link:
                         await asyncio.sleep(1.0)  # it ends as soon as it starts; its log says why
                     self._start()
             await asyncio.sleep(_LOOK_EVERY_S)
-        raise SpawnFailed(f"the lighthouse of {self._record.stem} did not start; see {self._log}")
+        raise LighthouseAway(f"the lighthouse of {self._record.stem} did not start; see {self._log}")
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "torchloom.agent.lighthouse", str(self._record), str(self._socket)]

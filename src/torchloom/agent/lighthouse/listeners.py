@@ -1,13 +1,13 @@
 """Workers connected to a lighthouse: they get news of deaths and agree to changes of settings.
 
-One line of JSON is one message. A worker names its door (by the door's port) and its rank once; a connection
-without a name only receives news. core/replica_changes.py has the rules.
+One line of JSON is one message. A worker names its door (and its port, if it is of this node) and its rank
+once; a connection without a name only receives news. core/replica_changes.py has the rules.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,11 +18,13 @@ from torchloom.core.replica_changes import ChangeBoard, Rank, RankReport
 from torchloom.model.quorum import QuorumMember, ReplicaChange, ReplicaOutcome
 
 _LONGEST_LINE = 1 << 20
+_GONE_KEPT = 64
 
 
 class WorkerLine(Struct, frozen=True):
     """What a worker says: who it is, what it asks, or what it answers about a version."""
 
+    door: str = ""
     port: int = 0
     rank: int = 0
     ask: int = 0
@@ -40,6 +42,7 @@ class Listeners:
         doors: Mapping[str, int],
         save: Callable[[], None],
         leaves: Callable[[str], None],
+        left_out: Container[str] = (),
     ) -> None:
         self._board = ChangeBoard(changes)
         self._doors = doors
@@ -47,6 +50,11 @@ class Listeners:
         self._save = save
         self._leaves = leaves
         """A replica behind this door makes no further step."""
+        self._left_out = left_out
+        """Doors of replicas that take part in no quorum at present."""
+        self._gone: dict[str, int] = {}
+        """Replica ids and the quorum in which they were reported, the newest last. Whoever connects again may
+        have missed it: on a node that was cut off, that it is without it that the others continue."""
         self._writers: dict[asyncio.StreamWriter, Rank | None] = {}
 
     # -- connections ----------------------------------------------------------------------------
@@ -67,14 +75,31 @@ class Listeners:
         for writer in self._writers:
             writer.close()
 
+    def tell_gone(self, quorum: int, ids: Sequence[str]) -> None:
+        """These have ended or cannot be reached: up to this quorum, nothing that waits for them can end."""
+        for id in ids:
+            self._gone.pop(id, None)
+            self._gone[id] = quorum
+        while len(self._gone) > _GONE_KEPT:
+            del self._gone[next(iter(self._gone))]
+        if ids:
+            self.tell({"quorum": quorum, "gone": ids})
+
     def tell(self, message: Mapping[str, Any]) -> None:
         line = msgspec.json.encode(message) + b"\n"
         for writer in self._writers:
             writer.write(line)
 
+    def tell_door(self, door: str, message: Mapping[str, Any]) -> None:
+        line = msgspec.json.encode(message) + b"\n"
+        for writer, rank in self._writers.items():
+            if rank is not None and rank[0] == door:
+                writer.write(line)
+
     def _take(self, writer: asyncio.StreamWriter, line: WorkerLine) -> None:
         if line.port:
-            door = next((door for door, port in self._doors.items() if port == line.port), "")
+            found = (door for door, port in self._doors.items() if port == line.port)
+            door = line.door if line.door in self._doors else next(found, "")
             self._writers[writer] = (door, line.rank) if door else None
         rank = self._writers[writer]
         if rank is None:
@@ -87,8 +112,14 @@ class Listeners:
                 self._changed()
         if line.leaving:
             self._leaves(rank[0])
+        if line.port and rank[0] in self._left_out:
+            writer.write(msgspec.json.encode({"held": True}) + b"\n")
         if line.port or line.ask:
             writer.write(msgspec.json.encode(self._changes_message(line.ask)) + b"\n")
+        if line.port:
+            for quorum in sorted(set(self._gone.values())):
+                ids = [id for id, at in self._gone.items() if at == quorum]
+                writer.write(msgspec.json.encode({"quorum": quorum, "gone": ids}) + b"\n")
 
     def _changes_message(self, asked: int = 0) -> dict[str, Any]:
         changes = [

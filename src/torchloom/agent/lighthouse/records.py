@@ -9,7 +9,12 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from torchloom.model.quorum import ReplicaChange, ReplicaOutcome, ReplicaSeat
+from torchloom.model.quorum import LighthouseSite, QuorumMember, ReplicaChange, ReplicaOutcome, ReplicaSeat
+
+CLOSED_KEPT = 256
+QUORUMS_APART = 1000
+"""A lighthouse that was lost may have formed quorums that only replicas lost with it have heard of. The ids
+of its successor begin further on: the names of process groups are made of them."""
 
 
 class BeaconRecord(Struct, kw_only=True):
@@ -25,17 +30,72 @@ class BeaconRecord(Struct, kw_only=True):
     members: dict[str, str] = field(default_factory=dict)
     """The last quorum: door by replica id."""
     formed: bool = False
+    answered: tuple[QuorumMember, ...] = ()
+    """The members of the last quorum as they asked; empty if one of them has ended since."""
+    outdated: dict[str, int] = field(default_factory=dict)
+    """Which of them must heal, and the step that they are given (core/quorum.py)."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Why a policy leaves this replica out, by door."""
     changes: list[ReplicaChange] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    """Doors that were closed for good, the newest last."""
+    version: int = 0
+    """Raised with every change of what other nodes keep, too."""
+    node: str = ""
+    address: str = ""
+    """Where other nodes reach this one."""
+    key: str = ""
+    """What the lighthouse and those who relay to it know, in hexadecimal digits."""
+    site: LighthouseSite | None = None
+    """Where the lighthouse is; None, or this node: here."""
+    gate_port: int = 0
+    """Where the lighthouse serves other nodes; on one that relays, its port on the lighthouse's node."""
+    owners: dict[str, str] = field(default_factory=dict)
+    """Doors that another node relays for, and that node."""
+    awaited: list[str] = field(default_factory=list)
+    """Nodes whose records this lighthouse needs before it forms a quorum."""
+
+    @property
+    def relays(self) -> bool:
+        return self.site is not None and self.site.node != self.node
+
+    @property
+    def term(self) -> int:
+        return self.site.term if self.site is not None else 0
+
+
+class SharedRecord(Struct, frozen=True):
+    """What every node of the job keeps, so that a lost lighthouse can be replaced on any of them."""
+
+    version: int
+    quorum_id: int
+    formed: bool
+    members: dict[str, str]
+    changes: list[ReplicaChange]
+    closed: list[str]
+    left_out: dict[str, str]
 
 
 class ControlRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    do: Literal["open", "close", "gone", "status", "change", "withdraw", "outcome"]
+    do: Literal[
+        "open",
+        "close",
+        "gone",
+        "status",
+        "change",
+        "withdraw",
+        "outcome",
+        "leave-out",
+        "take-back",
+        "move",
+    ]
     door: str = ""
     version: int = 0
     values: dict[str, Any] = {}
     at_step: int = 0
     why: str = ""
     kind: str = "set"
+    site: LighthouseSite | None = None
 
 
 class ControlReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,14 +106,81 @@ class ControlReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     outcome: ReplicaOutcome | None = None
     failed: str = ""
+    awaited: tuple[str, ...] = ()
+    away: bool = False
+    """The lighthouse is on another node, which is not reached, or waits for the records of others."""
+
+
+class LinkMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Between a lighthouse and a node that relays to it. The first one says what the connection is for."""
+
+    to: Literal["", "link", "door", "news"] = ""
+    door: str = ""
+    node: str = ""
+    term: int = 0
+    doors: tuple[str, ...] = ()
+    """All doors of the node."""
+    record: SharedRecord | None = None
+    kept: int = 0
+    """The version of the record that the node has on disk."""
+    welcome: bool = False
+    number: int = 0
+    ask: ControlRequest | None = None
+    reply: ControlReply | None = None
 
 
 def door_of(job: str, generation: int) -> str:
     return f"{job}.g{generation}"
 
 
-def fresh(seat: ReplicaSeat) -> BeaconRecord:
-    return BeaconRecord(set=seat.set, size=seat.size, min_replicas=seat.min_replicas)
+def fresh(seat: ReplicaSeat, node: str = "", address: str = "") -> BeaconRecord:
+    return BeaconRecord(
+        set=seat.set, size=seat.size, min_replicas=seat.min_replicas, node=node, address=address
+    )
+
+
+def shared(record: BeaconRecord) -> SharedRecord:
+    return SharedRecord(
+        version=record.version,
+        quorum_id=record.quorum_id,
+        formed=record.formed,
+        members=record.members,
+        changes=record.changes,
+        closed=record.closed,
+        left_out=record.left_out,
+    )
+
+
+def keep(record: BeaconRecord, newer: SharedRecord) -> None:
+    """Take over what another node knows. A decision that was made is never taken back."""
+    known = {change.version: change for change in newer.changes}
+    for change in record.changes:
+        if not change.open or change.version not in known:
+            known[change.version] = change
+    record.changes[:] = [change for _, change in sorted(known.items())]
+    record.quorum_id = max(record.quorum_id, newer.quorum_id)
+    record.closed[:] = list(dict.fromkeys([*record.closed, *newer.closed]))[-CLOSED_KEPT:]
+    record.formed = record.formed or newer.formed
+    if newer.version >= record.version:
+        record.version, record.members = newer.version, dict(newer.members)
+        record.left_out.clear()
+        record.left_out.update(newer.left_out)
+
+
+def move(record: BeaconRecord, site: LighthouseSite) -> None:
+    """The lighthouse is there from now on. If that is here, it begins with what this node kept."""
+    began, mine = record.site is None or site.term > record.term, site.node == record.node
+    if began and mine and record.relays:
+        record.quorum_id += QUORUMS_APART
+        record.gate_port = 0
+    if began and not mine:
+        record.gate_port = 0
+        record.doors = {door: port for door, port in record.doors.items() if door not in record.owners}
+    if began:
+        record.owners, record.awaited = {}, list(site.awaited) if mine else []
+        if not mine or record.relays:
+            record.answered, record.outdated = (), {}  # of a quorum that other nodes do not know
+        record.site = site
 
 
 def read(path: Path) -> BeaconRecord | None:

@@ -5,5 +5,7 @@ plans          what was ordered for each job on this host, kept beside its state
 slot_transfer  slot files, sent and received whole or not at all
 door           takes copies from other agents, and gives states to them
 copier         sends what this host's ranks ask for, beside the training
-fetching       gets what is missing here before ranks start
+preparing      before ranks start here: has what is missing brought here
+fetching       gets the states of these ranks
+gathering      after a change of the number of ranks: one state of all of them
 """

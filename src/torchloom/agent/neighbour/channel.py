@@ -101,7 +101,7 @@ def call(host: str, port: int, job: str, key: bytes) -> Channel:
         mine, name = secrets.token_bytes(_RANDOM), job.encode()
         sock.sendall(_HELLO.pack(_MAGIC, len(name)) + name + mine)
         theirs = _exactly(sock, _RANDOM)
-        return Channel(sock, _key(key, b"to", mine, theirs), _key(key, b"from", mine, theirs))
+        return Channel(sock, call_key(key, b"to", mine, theirs), call_key(key, b"from", mine, theirs))
     except OSError as error:
         sock.close()
         raise NeighbourFailed(f"{host}:{port} refused the connection ({error})") from error
@@ -129,10 +129,11 @@ def answer(sock: socket.socket, theirs: bytes, key: bytes) -> Channel:
         sock.sendall(mine)
     except OSError as error:
         raise NeighbourFailed(f"the connection failed ({error})") from error
-    return Channel(sock, _key(key, b"from", theirs, mine), _key(key, b"to", theirs, mine))
+    return Channel(sock, call_key(key, b"from", theirs, mine), call_key(key, b"to", theirs, mine))
 
 
-def _key(key: bytes, direction: bytes, caller: bytes, called: bytes) -> bytes:
+def call_key(key: bytes, direction: bytes, caller: bytes, called: bytes) -> bytes:
+    """The key of one direction of one connection."""
     return hmac.new(key, direction + caller + called, hashlib.sha256).digest()
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,7 +44,7 @@ class Copier:
         self._stopped = threading.Event()
         self._copying: dict[str, asyncio.Task[None]] = {}
         self._said_s: dict[str, float] = {}
-        self.rate = 1e6 * _number(os.environ.get("LOOM_NEIGHBOUR_MB_S", ""), DEFAULT_MB_S)
+        self.rate = bandwidth(os.environ)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -132,9 +134,10 @@ def _report(folder: Path, rank: int, save: str, done: bool) -> None:
         os.replace(path.with_suffix(".new"), path)
 
 
-def _number(text: str, otherwise: float) -> float:
+def bandwidth(env: Mapping[str, str]) -> float:
+    """Bytes a second that copies of a job may take; 0: nothing is copied."""
     try:
-        found = float(text)
+        found = float(env.get("LOOM_NEIGHBOUR_MB_S", ""))
     except ValueError:
-        return otherwise
-    return found if found > 0 else otherwise
+        found = DEFAULT_MB_S
+    return 1e6 * (found if 0 <= found < math.inf else DEFAULT_MB_S)

@@ -35,13 +35,22 @@ _CALLERS = 16
 """Connections at a time; further ones wait."""
 _NICE = 19
 _PORT_FILE = "memory-port"
+GREETING = "lighthouse:"
+"""Before the name of a torchft job: the caller asks for the port of its lighthouse."""
 
 
 class MemoryDoor:
     """Serves other agents on threads of its own."""
 
-    def __init__(self, home: Home, address: str) -> None:
+    def __init__(
+        self,
+        home: Home,
+        address: str,
+        lighthouse: Callable[[str], tuple[bytes, int] | None] = lambda name: None,
+    ) -> None:
         self._home = home
+        self._lighthouse = lighthouse
+        """Key and port of the lighthouse of a torchft job, if it is here."""
         self._socket = _bind(home, address)
         self.port = int(self._socket.getsockname()[1]) if self._socket is not None else 0
         self._thread: threading.Thread | None = None
@@ -80,6 +89,9 @@ class MemoryDoor:
         try:
             with connection:
                 job, theirs = greet(connection)
+                if job.startswith(GREETING):
+                    self._say_lighthouse(connection, job.removeprefix(GREETING), theirs)
+                    return
                 folder = tier.directory(self._home.boxes, check_token(job, "job name"))
                 plan = plans.read(folder)
                 if plan is None:
@@ -90,6 +102,12 @@ class MemoryDoor:
             log.debug("another agent was not served: %s", error)
         finally:
             self._room.release()
+
+    def _say_lighthouse(self, connection: socket.socket, name: str, theirs: bytes) -> None:
+        found = self._lighthouse(name)
+        if found is None:
+            raise NeighbourFailed(f"the lighthouse of {name} is not here")
+        answer(connection, theirs, found[0]).say(port=found[1])
 
 
 class _Visit:
@@ -164,6 +182,7 @@ class _Visit:
                     "branch": name.branch,
                     "step": name.step,
                     "world": slot.header.world,
+                    "size": slot.header.whole,
                 }
             )
         self._channel.say(states=states)
@@ -172,6 +191,7 @@ class _Visit:
         save = str(asked["save"])
         if asked["kind"] == tier.SHARED:
             found = slot_transfer.shared_slots(self._folder)
+            found += slot_transfer.gathered_slots(self._folder, tier.SHARED)
         else:
             found = self._states(int(asked["rank"]))
         slot = next((one for one in found if one.header.save == save), None)
@@ -180,11 +200,8 @@ class _Visit:
             slot_transfer.send(self._channel, slot, SendingPace(0), lambda: not self._closed())
 
     def _states(self, rank: int) -> list[KeptSlot]:
-        """What is here of a rank: its own memory, if it ran here, and copies."""
-        return [
-            *slot_transfer.own_slots(self._folder, rank),
-            *slot_transfer.copied_slots(self._folder, rank),
-        ]
+        """What is here of a rank: its own memory, if it ran here, copies, and what was gathered."""
+        return slot_transfer.all_slots(self._folder, rank)
 
 
 def give_way() -> None:

@@ -18,7 +18,7 @@ from torchloom.checkpoint.memory import tier
 from torchloom.home import Home
 from torchloom.model.effects import StartWorkers
 from torchloom.model.messages import MEMORY_SECRET
-from torchloom.model.neighbours import MemoryPeer
+from torchloom.model.neighbours import NOBODY, MemoryPeer
 from torchloom.private import make_private, why_not_private
 
 
@@ -44,7 +44,7 @@ class JobFolder:
 
 
 def keep(home: Home, effect: StartWorkers, env: Mapping[str, str]) -> KeptPlan | None:
-    """Note what a start orders; None: nothing is copied."""
+    """Note what a start orders; None: it needs nothing. Only a plan that names a neighbour is kept."""
     folder = tier.directory(home.boxes, effect.job)
     path, secret = tier.neighbour(folder), env.get(MEMORY_SECRET, "")
     if effect.memory is None or not secret or home.boxes == home.boxes_fallback:
@@ -52,6 +52,10 @@ def keep(home: Home, effect: StartWorkers, env: Mapping[str, str]) -> KeptPlan |
             path.unlink()
         return None
     plan = KeptPlan(effect.generation, effect.memory.copy_to, secret)
+    if plan.copy_to == NOBODY:
+        with suppress(OSError):
+            path.unlink()
+        return plan
     try:
         make_private(folder)
         written = path.with_suffix(".new")

@@ -62,33 +62,41 @@ def copied_slots(folder: Path, rank: int) -> list[KeptSlot]:
     return slots(tier.copy(folder, rank, slot) for slot in range(COPIES))
 
 
+def gathered_slots(folder: Path, who: int | str) -> list[KeptSlot]:
+    return slots([tier.gathered(folder, who)])
+
+
+def all_slots(folder: Path, rank: int) -> list[KeptSlot]:
+    """Everything here of one rank. Files move only from a kind to one that is looked at later."""
+    return [*own_slots(folder, rank), *copied_slots(folder, rank), *gathered_slots(folder, rank)]
+
+
 def send(channel: Channel, slot: KeptSlot, pace: SendingPace, wanted: Callable[[], bool]) -> None:
     """Send a slot. The last message says whether it stayed as it was meanwhile. Raises NeighbourFailed."""
-    for data in _pieces(slot):
-        if not wanted():
-            break
-        channel.send(data)
-        pace.sent(len(data))
-    again = read_header(slot.path)
-    same = wanted() and again is not None and again[1] == slot.head
+    try:
+        with open(slot.path, "rb", buffering=0) as file:  # it may get another name meanwhile (gathering.py)
+            for data in _pieces(slot, file.fileno()):
+                if not wanted():
+                    break
+                channel.send(data)
+                pace.sent(len(data))
+            same = wanted() and os.pread(file.fileno(), HEADER, 0) == slot.head
+    except OSError as error:
+        raise NeighbourFailed(f"the state cannot be read ({error.strerror})") from error
     channel.say(whole=same)
     if not same:
         raise NeighbourFailed("the state was overwritten while it was being sent")
 
 
-def _pieces(slot: KeptSlot) -> Iterator[bytes]:
+def _pieces(slot: KeptSlot, descriptor: int) -> Iterator[bytes]:
     yield slot.head
     at = HEADER
-    try:
-        with open(slot.path, "rb", buffering=0) as file:
-            while at < slot.header.whole:
-                data = os.pread(file.fileno(), min(CHUNK, slot.header.whole - at), at)
-                if not data:
-                    raise NeighbourFailed("the state was cut short")
-                yield data
-                at += len(data)
-    except OSError as error:
-        raise NeighbourFailed(f"the state cannot be read ({error.strerror})") from error
+    while at < slot.header.whole:
+        data = os.pread(descriptor, min(CHUNK, slot.header.whole - at), at)
+        if not data:
+            raise NeighbourFailed("the state was cut short")
+        yield data
+        at += len(data)
 
 
 def receive(channel: Channel, path: Path, size: int, save: str, wanted: Callable[[], bool]) -> SlotHeader:

@@ -3,8 +3,9 @@
 boxes         black boxes: map, read, write to the mailbox; guarded: a bad one costs nobody else;
               words: what one says, for people
 pulse         regular looks: first steps, devices, telemetry
-windows       what detectors look at, twice a second; collectives: records of the ring
+windows       what detectors look at, twice a second; collectives: records of the ring; logged: metrics
 stopped_replicas  workers of torchft replicas that are stopped
+another_program  whether a process has executed another program
 quiet_tree    signs of life of a worker that records nothing, and of its children
 evidence      stacks, collectives and samples on request; stacks: py-spy
 kernel        state, CPU time, I/O, children of a process; cgroups: quotas; kernel_files: how both are read

@@ -20,6 +20,8 @@ _OLDEST = 64
 _OF_A_GROUP = 2
 """Most unfinished collectives per group in a window: the rank is at the first, the next ones add nothing."""
 _STEPS_A_LOOK = 32
+_STALE_NS = 2 * 10**9
+"""The recorder looks at an idle device twice a second, and more often at a busy one."""
 _STATES: dict[int, str] = {DeviceState.IDLE: "idle", DeviceState.BUSY: "busy", DeviceState.FAILED: "failed"}
 
 
@@ -39,8 +41,11 @@ def facts(box: ReadableBox, lead_ns: int, looks: Looks, now_ns: int) -> DeviceFa
     (before, idle_before), (now, idle) = looks[0], looks[-1]
     since_ns = box.progress(Progress.DEVICE_STATE_SINCE_NS)
     error = box.view.read_blob(blackbox.DEVICE_ERROR) or b""
+    state = _STATES.get(box.progress(Progress.DEVICE_STATE), "unknown")
+    if state != "failed" and now_ns - box.progress(Progress.DEVICE_LOOKED_NS) > _STALE_NS:
+        state = "unknown"  # its process is stopped, or has become another program
     return DeviceFacts(
-        _STATES.get(box.progress(Progress.DEVICE_STATE), "unknown"),  # type: ignore[arg-type]
+        state,  # type: ignore[arg-type]
         max(0, now_ns - since_ns) if since_ns else 0,
         error.decode("utf-8", "replace"),
         lead_ns,

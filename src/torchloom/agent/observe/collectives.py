@@ -1,12 +1,15 @@
-"""Converts records of the collectives ring for detectors, and selects those for exit reports."""
+"""Records of the collectives ring for detectors, for exit reports, and of ranks that wait."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torchloom.agent.observe import words
 from torchloom.agent.observe.boxes import ReadableBox
+from torchloom.core.detect.encoding import PEERS_AFTER_S
 from torchloom.model.windows import Collective, Completion
 from torchloom.wire import blackbox
-from torchloom.wire.blackbox import DTYPES, REDUCTIONS, Source
+from torchloom.wire.blackbox import DTYPES, REDUCTIONS, Progress, Source
 
 _COMPLETION: dict[int, Completion] = {
     Source.NONE: "none",
@@ -18,6 +21,8 @@ _COMPLETION: dict[int, Completion] = {
 
 _OLDEST, _NEWEST = 4, 8
 """Records of an exit report."""
+_LEFT_SHOWN = 16
+"""Newest records among which those are that a waiting rank has left."""
 
 
 def record(c: blackbox.CollectiveRecord, group: str) -> Collective:
@@ -50,3 +55,14 @@ def last_collectives(box: ReadableBox) -> tuple[Collective, ...]:
     not_over = [c for c in ring if not c.finished_ns or c.flags & blackbox.FLAG_FAILED][:_OLDEST]
     chosen = {c.seq: c for c in (*not_over, *ring[-_NEWEST:])}
     return tuple(record(chosen[seq], names.get(chosen[seq].group, "")) for seq in sorted(chosen))
+
+
+def left(
+    box: ReadableBox, under_way: Sequence[blackbox.CollectiveRecord], now_ns: int
+) -> list[blackbox.CollectiveRecord]:
+    """Of a rank that waits in a collective for a while, those on the host that it has left: in one of these
+    others may still be, and it shows which of them departed from the order."""
+    if not under_way or now_ns - box.progress(Progress.LAST_ACTIVITY_NS) < PEERS_AFTER_S * 1e9:
+        return []
+    newest = box.view.collectives(_LEFT_SHOWN)
+    return [c for c in newest if c.finished_ns and c.source != Source.DEVICE_EVENT]

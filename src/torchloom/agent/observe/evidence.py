@@ -29,6 +29,8 @@ WATCHED_FOR_S = 15.0
 _IDLE_CPU_SHARE = 0.005
 """Watchdog threads of c10d wake up now and then: less than this share of a core is no work."""
 _LIVING_CPU_SHARE = 0.02
+_STARVED = 0.5
+"""A process that wants a core for this part of the time and has none is not stuck: its host holds it up."""
 _LIVING_BYTES = 4096
 _LIVING_FAULTS = 16
 _LIVING_RUNS = 10
@@ -114,10 +116,14 @@ def sign_of_life(
 ) -> str:
     """Evidence that the process is working, as a clause; empty if there is none."""
     share = (now.cpu_ns - before.cpu_ns) / max(1, ns)
+    starved = min(1.0, (now.run_delay_ns - before.run_delay_ns) / max(1, ns))
     if share >= _LIVING_CPU_SHARE:
         more = len(now.pids) - 1
         whose = f"it and its {more} child process{'es' * (more != 1)} use" if more else "it uses"
-        return f"{whose} {100 * share:.0f} % of a core"
+        used = f"{whose} {100 * share:.0f} % of a core"
+        return f"{used} and wants one for {100 * starved:.0f} % of the time" if starved >= _STARVED else used
+    if starved >= _STARVED:
+        return f"it wants a core and has none for {100 * starved:.0f} % of the time"
     if printed:
         return "it prints"
     if now.pids != before.pids:
@@ -166,8 +172,6 @@ class Samples:
         if sample.for_lock and (pid := file_locks.holder(worker.pid)):
             who = file_locks.name_of(pid, worker.pid, self._ranks(worker.ref.job))
             sample.waits_for += f", which {who} holds"
-        if other := kernel_waits.another_program(worker.pid):
-            sample.waits_for = f"its process has become another program ({other})"
         sample.children = child.lines if child is not None else ()
         if child is not None:
             sample.waits_for = f"it waits for its child process, which is in {child.location}"

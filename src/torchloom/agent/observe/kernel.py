@@ -8,6 +8,7 @@ for is in kernel_waits.py.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchloom.agent.observe.kernel_files import read_small
@@ -70,6 +71,8 @@ class Tree:
     """Of the first process."""
     major_faults: int = 0
     """Pages that had to be read from a disk, by all of them: swapping is work, too."""
+    run_delay_ns: int = 0
+    """For how long threads of the first process wanted a core and had none."""
 
 
 def tree(pid: int) -> Tree | None:
@@ -91,6 +94,7 @@ def tree(pid: int) -> Tree | None:
         io_bytes=sum(map(_io, pids)),
         main_runs=first.main_runs,
         major_faults=sum(map(_major_faults, pids)),
+        run_delay_ns=first.run_delay_ns,
     )
 
 
@@ -115,3 +119,14 @@ def _io(pid: int) -> int:
     for line in read_small(f"/proc/{pid}/io").splitlines()[:2]:
         total += int(line.partition(b":")[2])
     return total
+
+
+def per_step(counted: Sequence[tuple[int, Counts]]) -> tuple[int, int]:
+    """CPU time and run-queue time of a step, over the last seconds."""
+    if len(counted) < 2:
+        return 0, 0
+    (before, old), (now, new) = counted[0], counted[-1]
+    if now <= before:
+        return 0, 0
+    steps = now - before
+    return max(0, new.cpu_ns - old.cpu_ns) // steps, max(0, new.run_delay_ns - old.run_delay_ns) // steps

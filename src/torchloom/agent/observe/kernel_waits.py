@@ -146,15 +146,6 @@ def _main_thread_ended(pid: int) -> bool:
     return bool(tasks)
 
 
-def another_program(pid: int) -> str:
-    """The name of the program that a worker has become, if it is no Python any more; empty otherwise."""
-    try:
-        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-    except OSError:
-        return ""
-    return "" if "python" in program else program
-
-
 def waits_on(pids: tuple[int, ...]) -> WaitsOn:
     """What the threads of these processes wait for, c10d's own excepted.
 

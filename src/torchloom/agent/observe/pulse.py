@@ -21,6 +21,7 @@ from torchloom.agent.observe.boxes import ReadableBox, is_under_way
 from torchloom.agent.observe.guarded import guarded
 from torchloom.agent.processes.script_failures import look_at_ends
 from torchloom.bus.protocol import Bus
+from torchloom.core.nodes.report_pace import pulse_every_s
 from torchloom.model.devices import DeviceReading
 from torchloom.model.events import FirstStep, StoreValuesIgnored, WorkerRegistered
 from torchloom.model.messages import RankSteps, Telemetry, WorkerPulse
@@ -28,7 +29,6 @@ from torchloom.model.worker import LogLoss
 from torchloom.wire import blackbox, codec, subjects
 from torchloom.wire.blackbox import Progress, WorkerPhase
 
-PULSE_EVERY_S = 0.25
 _EAGER_S = 0.005
 """How often a worker that has not stepped yet is looked at: its first step ends a recovery."""
 _EAGER_FOR_NS = 300 * 10**9
@@ -118,7 +118,7 @@ async def beat(host: Host, bus: Bus) -> None:
                 devices=_new_readings(host, sent),
             )
             await bus.publish(subjects.telemetry(host.node), codec.encode(telemetry))
-        await asyncio.sleep(PULSE_EVERY_S)
+        await asyncio.sleep(pulse_every_s(host.fleet_nodes))
 
 
 def _new_readings(host: Host, sent: dict[tuple[str, str], DeviceReading]) -> tuple[DeviceReading, ...]:

@@ -2,7 +2,8 @@
 
 Everything comes from the black box and from /proc, so nothing is asked of the worker. What is read in one
 look is bounded: of a job with very many collectives the newest steps are read and the others passed over.
-Windows are lossy, so each carries the newest steps again now and then.
+Windows are lossy, so each carries the newest steps again now and then. All windows of a host are one message,
+with only what has changed (core/detect/window_blocks.py).
 """
 
 from __future__ import annotations
@@ -18,9 +19,17 @@ from statistics import median
 
 from torchloom import boottime
 from torchloom.agent.host import Host, LocalWorker
-from torchloom.agent.observe import accelerator, cgroups, kernel, kernel_waits, words
+from torchloom.agent.observe import (
+    accelerator,
+    another_program,
+    cgroups,
+    kernel,
+    kernel_waits,
+    logged,
+    words,
+)
 from torchloom.agent.observe.boxes import ReadableBox, is_under_way
-from torchloom.agent.observe.collectives import record
+from torchloom.agent.observe.collectives import left, record
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.guarded import guarded
 from torchloom.agent.observe.pulse import numbers
@@ -29,12 +38,16 @@ from torchloom.bus.protocol import Bus
 from torchloom.core.detect.encoding import PEERS_AFTER_S, STEPS_KEPT, UNDER_WAY_AMONG, Recorded, pair_counts
 from torchloom.core.detect.watched_metrics import PARAMETERS, is_watched
 from torchloom.core.detect.window import PAIRWISE
+from torchloom.core.detect.window_blocks import Packing
+from torchloom.core.nodes.report_pace import window_every_s
 from torchloom.model.windows import (
+    LOOKS_FOR_STOPS,
     Broken,
     GroupPosition,
     PairCount,
     PartHash,
     ProcessFacts,
+    QuorumFacts,
     RankWindow,
     RefWindow,
     StepTimes,
@@ -45,7 +58,8 @@ from torchloom.wire import blackbox, codec, subjects
 from torchloom.wire.blackbox import Progress, RecorderKind, Source
 
 Clock = Callable[[], int]
-WINDOW_EVERY_S = 0.5
+_GOLDEN = 0.618
+"""Its multiples, without their whole parts, are spread evenly."""
 _STEPS_A_LOOK = 16
 _RECORDS_A_LOOK = 256
 _GROUPS_COUNTED = 8
@@ -77,11 +91,14 @@ class _Past:
     """Completed steps, the cgroup, and what its quota has cost it until then."""
     stopped: kernel.Counts | None = None
     """What it had used when it was seen to be stopped in the last look."""
+    stops: deque[bool] = field(default_factory=lambda: deque(maxlen=LOOKS_FOR_STOPS))
+    """Whether it was stopped in each of the last glances."""
     tracer: str = ""
     values_version: int = -1
     values: dict[str, float] = field(default_factory=dict)
     values_step: int = 0
     peaks: dict[str, tuple[int, float]] = field(default_factory=dict)
+    quorum: QuorumFacts | None = None
     broken: Broken | None = None
     hashed_step: int = 0
     """The newest step whose hashes were sent."""
@@ -95,26 +112,48 @@ class Windows:
         self._host = host
         self._samples = samples
         self._past: dict[WorkerRef, _Past] = {}
+        self._packing = Packing()
+        self._sent = 0
 
     async def send(self, bus: Bus) -> None:
         """Take and send windows, until cancelled."""
         while True:
             found = self.take(time.monotonic_ns)
             for first in range(0, len(found), _WORKERS_A_MESSAGE):
-                batch = WindowBatch(
-                    node=self._host.node,
-                    session=self._host.session,
-                    sent_ns=boottime.now_ns(),
-                    windows=tuple(found[first : first + _WORKERS_A_MESSAGE]),
-                )
+                batch = self.batch(found[first : first + _WORKERS_A_MESSAGE])
                 await bus.publish(subjects.windows(self._host.node), codec.encode(batch))
-            await asyncio.sleep(WINDOW_EVERY_S)
+            # At another moment between two looks each time: what stops a worker may have a period of its own.
+            self._sent += 1
+            every_s = window_every_s(self._host.fleet_nodes)
+            before_s = every_s * (self._sent * _GOLDEN % 1)
+            await asyncio.sleep(before_s)
+            self.glance()
+            await asyncio.sleep(every_s - before_s)
+
+    def glance(self) -> None:
+        """Note which workers are stopped just now: one that is stopped and continued all the time is hardly
+        ever stopped in two looks."""
+        for worker in self._host.running():
+            if (past := self._past.get(worker.ref)) is not None:
+                past.stops.append(kernel.state_of(worker.pid) == "T")
+
+    def batch(self, found: Sequence[RefWindow]) -> WindowBatch:
+        """A message with these windows: of what was sent before only what has changed."""
+        windows, blocks = self._packing.pack(found)
+        return WindowBatch(
+            node=self._host.node,
+            session=self._host.session,
+            sent_ns=boottime.now_ns(),
+            windows=windows,
+            blocks=blocks,
+        )
 
     def take(self, now_ns: Clock) -> list[RefWindow]:
         """One window of every running worker that has a black box."""
         running = {w.ref: w for w in self._host.running() if w.box is not None and not w.box.closed}
         for ref in [ref for ref in self._past if ref not in running]:
             del self._past[ref]
+            self._packing.forget(ref)
         looks = (guarded(w, partial(self._look, w, now_ns), None) for w in running.values())
         return [found for found in looks if found is not None]
 
@@ -164,13 +203,16 @@ class Windows:
             pairs=past.recorded.pairs(names),
             counts=counts,
             counts_whole=counts_whole,
-            collectives=tuple(record(c, names.get(c.group, "")) for c in under_way),
-            process=self._facts(worker, past, steps, not steps and not groups, now_ns()),
+            collectives=tuple(
+                record(c, names.get(c.group, "")) for c in (*under_way, *left(box, under_way, now_ns()))
+            ),
+            process=self._facts(worker, box, past, steps, not steps and not groups, now_ns()),
             accelerator=accelerator.facts(box, round(median(past.leads or [0])), past.device_looks, now_ns()),
             values=_values(box, past),
             values_step=past.values_step,
             peaks=past.peaks,
             broken=past.broken,
+            quorum=past.quorum,
             hashes=_hashes(box, past, whole),
             offset=box.offset,
             records=box.progress(Progress.RECORDER) != RecorderKind.NONE,
@@ -178,7 +220,9 @@ class Windows:
             taken_ns=now_ns(),
         )
 
-    def _facts(self, worker: LocalWorker, past: _Past, steps: int, blank: bool, now_ns: int) -> ProcessFacts:
+    def _facts(
+        self, worker: LocalWorker, box: ReadableBox, past: _Past, steps: int, blank: bool, now_ns: int
+    ) -> ProcessFacts:
         if past.looks % 2:
             counted = kernel.counts(worker.pid)
             if counted is not None:
@@ -198,7 +242,7 @@ class Windows:
             state = "S"
         elif state != "T":
             past.stopped = None
-        cpu, delay = _per_step(past.counted)
+        cpu, delay = kernel.per_step(past.counted)
         children, quiet_ns = past.tree.look(worker, now_ns) if blank else (0, 0)
         sample = self._samples.of(worker.ref)
         return ProcessFacts(
@@ -216,6 +260,8 @@ class Windows:
             location=sample.location,
             children=children,
             tree_quiet_ns=quiet_ns,
+            stops=sum(past.stops) if state != "T" else 0,
+            became="" if blank else another_program.became(worker.pid, box, now_ns),
         )
 
     def _stopped(self, worker: LocalWorker, past: _Past) -> bool:
@@ -311,17 +357,6 @@ def _counts(
     return past.counts
 
 
-def _per_step(counted: Sequence[tuple[int, kernel.Counts]]) -> tuple[int, int]:
-    """CPU time and run-queue time of a step, over the last seconds."""
-    if len(counted) < 2:
-        return 0, 0
-    (before, old), (now, new) = counted[0], counted[-1]
-    if now <= before:
-        return 0, 0
-    steps = now - before
-    return max(0, new.cpu_ns - old.cpu_ns) // steps, max(0, new.run_delay_ns - old.run_delay_ns) // steps
-
-
 def _throttled_per_step(seen: Sequence[tuple[int, str, int]]) -> int:
     """Since the process has been in its present cgroup, over the last seconds."""
     if not seen:
@@ -340,29 +375,13 @@ def _values(box: ReadableBox, past: _Past) -> dict[str, float]:
         past.values = {k: v for k, v in told.items() if is_watched(k)}
         if isinstance(found, dict) and found.get(PARAMETERS) is False:
             past.values[PARAMETERS] = nan
-        past.broken = _broken(found)
-        past.peaks = _peaks(found)
+        past.broken = logged.broken(found)
+        past.peaks = logged.peaks(found)
+        past.quorum = logged.quorum(told)
         step = found.get("step") if isinstance(found, dict) else 0
         past.values_step = step if isinstance(step, int) else 0
         past.values_version = version
     return past.values
-
-
-def _peaks(found: object) -> dict[str, tuple[int, float]]:
-    told = found.get("peaks") if isinstance(found, dict) else None
-    made: dict[str, tuple[int, float]] = {}
-    for name, peak in told.items() if isinstance(told, dict) else ():
-        match peak:
-            case [int(step), int(value) | float(value)]:
-                made[str(name)] = (step, float(value))
-    return made
-
-
-def _broken(found: object) -> Broken | None:
-    match found:
-        case {"broken": [int(run), int(step), str(name), str(value)]}:
-            return Broken(run, step, name, value)
-    return None
 
 
 def _hashes(box: ReadableBox, past: _Past, whole: bool) -> tuple[PartHash, ...]:

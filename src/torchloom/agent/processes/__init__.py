@@ -7,6 +7,7 @@ process                who a pid really is, whether it lives, signals
 recipe                 which spawner a job needs
 spawners               find, start, keep, replace spawners; spawner_files: their sockets and locks
 learned_spawners       spawners that have imported what a job was seen to import
+reserve_processes        has spawners fork the next workers and the next store of a job ahead of need
 worker_environment     the environment and start order of a worker
 interfaces             which network interface collectives use
 rendezvous             the c10d store of a generation; warm_standby: a spawner ahead of need

@@ -83,6 +83,8 @@ class ExitWatch:
         )
         if not found.ok and cgroups.killed_since(worker.oom_kills):
             found = replace(found, out_of_memory=True)
+        if found.signal is not None and not worker.signalled:
+            found = replace(found, foreign=True)
         # While there was no agent only the spawner saw when it ended.
         at_ns = min(at_ns, told_at_ns or at_ns)
         event = last_words(host.node, worker, found, at_ns, end)

@@ -74,7 +74,7 @@ async def enforce(host: Host) -> None:
                     worker.ref.rank,
                     fence_ns / 1e9,
                 )
-                worker.process.signal_group(signal.SIGKILL)
+                worker.signal_group(signal.SIGKILL)
         await asyncio.sleep(LOOK_EVERY_S)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 
 CHOSEN = "LOOM_INTERFACE"
 
@@ -24,21 +25,35 @@ def settings(address: str, hosts: int) -> dict[str, str]:
 
 
 def interface_of(address: str) -> str:
-    """The interface that has this address; empty for loopback, and if none or no first one has it."""
+    """The interface that has this address; empty for loopback, and if none has it."""
     import psutil  # only where a job has several hosts
 
     try:
         wanted = ipaddress.ip_address(address)
     except ValueError:
         return ""
+    further_back = ""
     for name, addresses in psutil.net_if_addrs().items():
         texts = [one.address.partition("%")[0] for one in addresses]
         plain = [ipaddress.ip_address(text) for text in texts if _is_address(text)]
         same = [one for one in plain if one.version == wanted.version]
-        # gloo uses the first address of an interface: one that is further back would not be used.
-        if same and same[0] == wanted and not wanted.is_loopback:
+        if wanted not in same or same[0].is_loopback:
+            continue
+        if same[0] == wanted:
             return str(name)
-    return ""
+        further_back = str(name)
+    # gloo uses the first address of an interface. If the address is another one, gloo may choose better by
+    # itself (it takes the address of the host's name), but not if that is loopback.
+    return further_back if further_back and not wanted.is_link_local and _is_named_loopback() else ""
+
+
+def _is_named_loopback() -> bool:
+    """Whether this host's own name leads to loopback, or nowhere."""
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        return True
+    return all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_loopback for one in found)
 
 
 def _is_address(text: str) -> bool:

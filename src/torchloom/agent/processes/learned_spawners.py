@@ -51,6 +51,8 @@ class LearnedSpawners:
         self._has_workers = has_workers
         self._ready: dict[Path, Recipe] = {}
         self._watching: dict[Path, asyncio.Task[None]] = {}
+        self.next: dict[str, str] = {}
+        """By job the key of the spawner that its next start will use, if that is not its first one."""
 
     @property
     def directory(self) -> Path:
@@ -95,7 +97,10 @@ class LearnedSpawners:
             if not made and path.exists():
                 made = True
                 await self._make(path, plain)
+                if path in self._ready:
+                    self.next[job] = self._ready[path].key
             await asyncio.sleep(LOOK_EVERY_S)
+        self.next.pop(job, None)
         ready = self._ready.pop(path, None)
         if ready is not None:
             await self._spawners.quit(ready.key)

@@ -25,6 +25,9 @@ from torchloom.agent.processes.process import Process, boot_id, start_ticks
 log = logging.getLogger(__name__)
 
 MARK = "LOOM_BOX"
+FIRST_LOOK_AFTER_S = 1.0
+"""Looking at every process of the host takes tens of milliseconds, in which the agent's loop gets little of
+the interpreter. A job whose worker has just died is being restarted then; its children can wait."""
 BY_ITSELF_WITHIN_S = 5.0
 AFTER_SIGTERM_WITHIN_S = 5.0
 AT_THE_END_WITHIN_S = 2.0
@@ -113,7 +116,9 @@ class LeftBehind:
 
 
 async def _end(box: Path, since_ticks: int, by_itself_s: float, after_sigterm_s: float) -> None:
-    if not await _any_left(box, since_ticks, by_itself_s):
+    first_look_s = min(FIRST_LOOK_AFTER_S, by_itself_s)
+    await asyncio.sleep(first_look_s)
+    if not await _any_left(box, since_ticks, by_itself_s - first_look_s):
         return
     await asyncio.to_thread(_signal, box, since_ticks, signal.SIGTERM)
     if await _any_left(box, since_ticks, after_sigterm_s):

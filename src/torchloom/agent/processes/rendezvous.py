@@ -20,6 +20,7 @@ from torchloom.home import private_directory
 from torchloom.model.effects import StartRendezvous, StopRendezvous
 from torchloom.model.events import EffectDone, RendezvousStarted
 from torchloom.model.ids import check_token
+from torchloom.model.messages import LIGHTHOUSE_SECRET
 from torchloom.model.node import RendezvousAddress, RendezvousRef
 
 
@@ -39,7 +40,9 @@ class Stores:
             if store is None:
                 door = ("", "")
                 if effect.replica is not None:
-                    door = await self._host.lighthouses.open(effect.replica, effect.store)
+                    site, key = effect.lighthouse, env.get(LIGHTHOUSE_SECRET, "")
+                    door = await self._host.lighthouses.open(effect.replica, effect.store, site, key)
+                    self._host.answer_agents()
                 store = await self._start(effect, env, *door)
                 self._watch.add_store(store)
         return RendezvousStarted(
@@ -77,6 +80,9 @@ class Stores:
 
     async def stop(self, effect: StopRendezvous) -> EffectDone:
         """End the store if it exists; wait for a start in progress first."""
+        if effect.door_of:
+            await self._host.lighthouses.close(effect.store, effect.door_of)
+            return EffectDone(node=self._host.node, effect=effect.id)
         lock = self._locks.setdefault(effect.store, asyncio.Lock())
         async with lock:
             store = self._host.stores.get(effect.store)

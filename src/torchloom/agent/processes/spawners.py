@@ -165,6 +165,14 @@ class Spawners:
             with contextlib.suppress(LoomError, SpawnerGone, OSError):
                 await spawner.client.quit(at_once=False, timeout_s=_LEAVE_WITHIN_S)
 
+    async def reserve(self, key: str, workers: int, host: str | None) -> None:
+        """Have a spawner fork so many workers, and a store on `host`, ahead of need. One that cannot, because
+        it is gone or of an earlier version, forks them when they are needed."""
+        spawner = self._pool.get(key)
+        if spawner is not None:
+            with contextlib.suppress(LoomError, SpawnerGone, OSError):
+                await spawner.client.reserve(workers, host)
+
     async def prewarm(self, wanted: Recipe) -> None:
         """Have one ready, and have it replaced when it dies, before any job asks for it."""
         self._wanted_warm.add(wanted.key)

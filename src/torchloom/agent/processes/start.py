@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from torchloom.agent.checkpoints import memory_tiers
 from torchloom.agent.host import Host, LocalWorker, order_id
 from torchloom.agent.journal import ProcessNote
 from torchloom.agent.logs import files, placing
-from torchloom.agent.neighbour.fetching import prepare_memory
+from torchloom.agent.neighbour.preparing import prepare_memory
 from torchloom.agent.observe import boxes, flight_recorder
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.processes import interfaces
@@ -219,12 +220,21 @@ def _order(
     visible = host.devices.visible(own, chosen, launch.local_rank, effect.barred)
     if visible is not None:
         asked["env"]["CUDA_VISIBLE_DEVICES"] = visible
+    # A job of the API brings no PATH, and without one a compiler does not find its own parts.
+    asked["env"].setdefault("PATH", os.environ.get("PATH", os.defpath))
     for name, value in memory_tiers.places(host.home, ref.job).items():
         asked["env"].setdefault(name, value)
-    for name, value in interfaces.settings(host.address, effect.group_world_size).items():
+    for name, value in interfaces.settings(host.address, _hosts(effect)).items():
         asked["env"].setdefault(name, value)
+    if effect.replica is not None:
+        asked["env"].setdefault("LOOM_NODE_ADDRESS", host.address)
     asked["env"] |= flight_recorder.settings(host.home, ref, asked["env"])
     return asked
+
+
+def _hosts(effect: StartWorkers) -> int:
+    """On how many hosts those are that its collectives reach; other replicas may be anywhere."""
+    return max(2, effect.group_world_size) if effect.replica is not None else effect.group_world_size
 
 
 async def _remove_unborn(orders: Sequence[dict[str, Any]]) -> None:
@@ -299,6 +309,7 @@ def _worker(
         devices=host.devices.expected(launch.local_rank, asked["env"], asked["cpus"]),
         blind=blind,
         note=note,
+        signalled=False,
     )
 
 
@@ -319,7 +330,7 @@ async def _undo(host: Host, workers: Sequence[LocalWorker], within_s: float = _U
     """
     for worker in workers:
         if worker.process is not None:
-            worker.process.signal_group(signal.SIGKILL)
+            worker.signal_group(signal.SIGKILL)
     until = time.monotonic() + within_s
     for worker in workers:
         while is_alive(worker.pid, worker.start_ticks) and time.monotonic() < until:

@@ -77,14 +77,14 @@ def _signal(workers: Iterable[LocalWorker], number: signal.Signals, but_in_colle
         if worker.process is None or worker.ending:
             continue
         chosen = signal.SIGKILL if but_in_collective and _is_helpless(worker) else number
-        worker.process.signal_group(chosen)
+        worker.signal_group(chosen)
 
 
 def _signal_themselves(workers: Iterable[LocalWorker], name: str) -> None:
     """A signal that the script handles; its data loaders do not, and would die of it."""
     for worker in workers:
         if worker.process is not None and not worker.ending:
-            worker.process.signal_alone(signal.Signals[name])
+            worker.signal_alone(signal.Signals[name])
 
 
 def _is_helpless(worker: LocalWorker) -> bool:

@@ -11,15 +11,19 @@ from typing import Any
 
 from torchloom.model.effects import Launch, StartWorkers
 from torchloom.model.ids import replica_id
-from torchloom.model.messages import MEMORY_SECRET, STORE_SECRET
+from torchloom.model.messages import LIGHTHOUSE_SECRET, MEMORY_SECRET, STORE_SECRET
 
 _OURS_ALONE = frozenset(
     {"LOOM_TOKEN", "LOOM_NATS_URL", "LOOM_NATS_USER", "LOOM_NATS_PASSWORD", "LOOM_NATS_CREDS", "LOOM_SPEC_FD"}
-) | {STORE_SECRET, MEMORY_SECRET, "LOOM_BOX"}
+) | {STORE_SECRET, MEMORY_SECRET, LIGHTHOUSE_SECRET, "LOOM_BOX"}
 _OURS_PREFIXES = ("LOOM_NATS_",)
 _QUORUM_RETRIES = "36000"
 """While its lighthouse is restarted, a manager tries again after quorum timeout / retries, or after 0.1 s if
 that is longer, until the quorum timeout. So many that a timeout of an hour does not mean a pause of 6 s."""
+
+_QUORUM_TIMEOUT_S = "3600"
+"""A replica whose lighthouse was on a lost node waits until a person has confirmed that, and does not die of
+it; torchft's own timeout is 60 s."""
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
@@ -64,6 +68,7 @@ def worker_env(effect: StartWorkers, launch: Launch, env: Mapping[str, str], box
     made.update(_replica_env(effect))
     if effect.replica is not None:
         made.setdefault("TORCHFT_QUORUM_RETRIES", _QUORUM_RETRIES)
+        made.setdefault("TORCHFT_QUORUM_TIMEOUT_SEC", _QUORUM_TIMEOUT_S)
     if effect.max_steps is not None:
         made["MAX_STEPS"] = str(effect.max_steps)
     if effect.restore_step is not None:

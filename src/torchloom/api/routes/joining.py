@@ -14,7 +14,9 @@ from torchloom.api.schemas.joining import (
     JoinTokenRequest,
     JoinTokenText,
     JoinView,
+    PodJoinRequest,
 )
+from torchloom.model.admission import JoinAnswer
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +41,14 @@ def routes(control: Control) -> APIRouter:
         """Admit a host as a node. The token is the proof; the host keeps the secret half of its key."""
         answer = await control.admission.admit(body.token, body.node, body.key)
         log.warning("%s was admitted to the cluster", body.node)
-        return JoinView(
-            claims=answer.claims, servers=list(answer.servers), addresses=list(answer.apis), ca=answer.ca
-        )
+        return _view(body.node, answer)
+
+    @router.post("/join/pod", operation_id="joinPod")
+    async def join_pod(body: PodJoinRequest) -> JoinView:
+        """Admit a pod as the node with its name. Kubernetes proves whose token it is (TokenReview)."""
+        node, answer = await control.admission.admit_pod(body.token, body.key)
+        log.warning("the pod of %s was admitted to the cluster", node)
+        return _view(node, answer)
 
     @router.post("/nodes/{node}/revoke", status_code=204, operation_id="revokeNode")
     async def revoke(node: str, request: Request) -> None:
@@ -50,3 +57,14 @@ def routes(control: Control) -> APIRouter:
         await control.admission.revoke(node, caller(request))
 
     return router
+
+
+def _view(node: str, answer: JoinAnswer) -> JoinView:
+    return JoinView(
+        claims=answer.claims,
+        servers=list(answer.servers),
+        addresses=list(answer.apis),
+        ca=answer.ca,
+        node=node,
+        api_token=answer.api_token,
+    )

@@ -319,6 +319,9 @@ class IncidentView(BaseModel):
     """Progress of the action: reported, dry-run, refused, pending or done; empty while nothing is decided."""
     reason: str
     culprit: int | None
+    """The rank to blame, if it is one."""
+    culprits: list[int]
+    """All ranks to blame: of several that failed alike or were killed at once, `culprit` is the first."""
     open: bool
     lost_steps: int | None
     recovery_s: float | None
@@ -534,6 +537,8 @@ class NodeView(BaseModel):
     """Seconds since the last heartbeat."""
     dropped_messages: int = 0
     """Messages beyond the agent's share that this service dropped since it was started."""
+    pod: str = ""
+    """Namespace and name of the pod that it is; empty: none that Kubernetes vouched for."""
 
 
 class DrainRequest(BaseModel):

@@ -24,6 +24,11 @@ class JoinRequest(BaseModel):
     key: str = Field(max_length=64, description="Public half of the key that the host made.")
 
 
+class PodJoinRequest(BaseModel):
+    token: str = Field(max_length=16_384, description="Token of the pod's service account, for torchloom.")
+    key: str = Field(max_length=64, description="Public half of the key that the pod made.")
+
+
 class JoinView(BaseModel):
     """What the host needs to be a node."""
 
@@ -31,6 +36,10 @@ class JoinView(BaseModel):
     servers: list[str]
     addresses: list[str]
     ca: str
+    node: str = ""
+    """The name under which it was admitted."""
+    api_token: str = ""
+    """For a pod: its own token of the API, which ends when the node is revoked."""
 
 
 class AuthoritiesView(BaseModel):

@@ -20,6 +20,10 @@ class PolicyBody(BaseModel):
     rollbacks_per_hour: int = Field(default=2, ge=0, le=10_000)
     pauses_per_hour: int = Field(default=12, ge=0, le=10_000)
     rebalances_per_hour: int = Field(default=6, ge=0, le=10_000)
+    leave_outs_per_hour: int = Field(default=6, ge=0, le=10_000)
+    """Replicas of a torchft job that begin to be left out; trials do not count."""
+    take_back_s: float = Field(default=60.0, ge=0, le=86_400)
+    """After how long a replica that is left out is tried again; twice as long after every failed trial."""
     cooldown_s: float = Field(default=30.0, ge=0, le=86_400)
     """Least time between two actions, pauses aside."""
     skip_batches: int = Field(default=3, ge=0, le=10_000)

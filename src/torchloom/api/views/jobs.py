@@ -26,6 +26,8 @@ from torchloom.core.config.settings import MAX_STEPS
 from torchloom.core.device_faults.classify import fault_of
 from torchloom.core.nodes.lost_nodes import waiting_note
 from torchloom.core.placement.place import wanted
+from torchloom.core.policy.leave_out import seat_note
+from torchloom.core.recovery.culprit import culprits
 from torchloom.core.recovery.incidents import goodput
 from torchloom.core.steering.versions import version_for, version_of_state
 from torchloom.model.device_faults import DeviceFault
@@ -75,7 +77,7 @@ def job_summary(fleet: Fleet, job: Job, pulses: Pulses, now_ns: int) -> JobSumma
     return JobSummary(
         id=job.id,
         state=str(job.state),
-        reason=job.reason + waiting_note(fleet, job) + _open_note(fleet, job),
+        reason=job.reason + waiting_note(fleet, job) + seat_note(job) + _open_note(fleet, job),
         ended=job.ended,
         generation=job.generation,
         restarts=job.restarts,
@@ -281,6 +283,7 @@ def incident_view(incident: Incident) -> IncidentView:
         outcome=decided.outcome if decided is not None else "",
         reason=decided.reason if decided is not None else "",
         culprit=incident.culprit,
+        culprits=list(culprits(incident)),
         open=incident.open,
         lost_steps=incident.lost_steps,
         recovery_s=recovery_s(line),
@@ -331,7 +334,7 @@ def exit_view(report: ExitReport) -> ExitView:
 
 
 def node_view(fleet: Fleet, node: Node, seen_s: float | None, dropped: int = 0) -> NodeView:
-    here = [w for job in fleet.jobs.values() for w in job.workers if w.node == node.id and w.alive]
+    admitted = fleet.admissions.nodes.get(node.id)
     return NodeView(
         id=node.id,
         state=str(node.state),
@@ -339,7 +342,7 @@ def node_view(fleet: Fleet, node: Node, seen_s: float | None, dropped: int = 0) 
         hostname=node.inventory.hostname,
         address=node.inventory.address,
         max_workers=node.inventory.max_workers,
-        workers=len(here),
+        workers=node.taken,
         drained=node.drained.describe() if node.drained is not None else "",
         leaving=[
             LeavingView(job=name, note=job.leaving.note, stays=job.leaving.stays)
@@ -350,4 +353,5 @@ def node_view(fleet: Fleet, node: Node, seen_s: float | None, dropped: int = 0) 
         devices=[device_view(device) for device in node.inventory.devices],
         seen_s=seen_s,
         dropped_messages=dropped,
+        pod=admitted.pod if admitted is not None else "",
     )

@@ -105,6 +105,11 @@ def fail(collectives: int = 1) -> None:
     _native().loomsim_fail(collectives)
 
 
+def results(on: bool = True) -> None:
+    """Whether works say how they ended to whoever has dropped them (`get_future_result`)."""
+    _native().loomsim_results(int(on))
+
+
 def transfer(ms: float) -> None:
     """A collective takes this much longer once everybody is there."""
     _native().loomsim_transfer(ctypes.c_uint64(round(ms * 1e6)))

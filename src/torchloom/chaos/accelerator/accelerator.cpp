@@ -40,6 +40,7 @@ void loomsim_release() { sim::faults().stuck = false; }
 void loomsim_lose() { sim::faults().lost = true; }
 void loomsim_stall(int on) { sim::faults().stalled = on != 0; }
 void loomsim_fail(int collectives) { sim::faults().fail_collectives = collectives; }
+void loomsim_results(int on) { sim::faults().resultless = on == 0; }
 void loomsim_transfer(uint64_t ns) { sim::faults().transfer_ns = ns; }
 void loomsim_depth(uint64_t tasks) { sim::faults().depth = tasks; }
 uint64_t loomsim_pending() { return sim::current().pending(); }

@@ -38,6 +38,9 @@ class Work final : public c10d::Work {
     bool over = false;
     std::exception_ptr error;
     EventPtr end = std::make_shared<Event>();
+    // How it ended, for whoever has dropped the work, as NCCL's watchdog says it.
+    c10::intrusive_ptr<c10::ivalue::Future> result =
+        c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get());
   };
 
   Work(int rank, c10d::OpType type, Tensors outputs, uint64_t number)
@@ -65,6 +68,7 @@ class Work final : public c10d::Work {
   Tensors result() override { return outputs_; }
   uint64_t getSequencenumber() const override { return number_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return state->result; }
 
   std::shared_ptr<State> state = std::make_shared<State>();
   c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -209,9 +213,14 @@ class Backend final : public c10d::Backend {
     } catch (...) {
       error = std::current_exception();
     }
-    std::lock_guard<std::mutex> lock(state.mutex);
-    state.over = true;
-    state.error = error;
+    {
+      std::lock_guard<std::mutex> lock(state.mutex);
+      state.over = true;
+      state.error = error;
+    }
+    if (f.resultless) return;
+    const auto result = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
+    state.result->markCompleted(c10::IValue(static_cast<uint8_t>(result)));
   }
 
   // The first error of an operation without a work.

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <map>
@@ -30,9 +31,11 @@ inline uint64_t now_ns() {
 // What was done wrong on purpose, and what came of it.
 struct Faults {
   std::atomic<bool> lost{false};          // the device has fallen off the bus: every call fails
+  std::atomic<bool> unloading{false};     // the process is ending, and the driver with it
   std::atomic<bool> stuck{false};         // a stuck kernel ends when this is false
   std::atomic<bool> stalled{false};       // collectives do not end while this is true
   std::atomic<int> fail_collectives{0};   // so many collectives fail
+  std::atomic<bool> resultless{false};    // works never say how they ended, as those of some backends
   std::atomic<uint64_t> transfer_ns{0};   // a collective takes at least this long once everybody is there
   std::atomic<uint64_t> depth{1024};      // tasks that a queue holds before a launch blocks the host
   std::atomic<bool> capturing{false};     // a stream capture is under way
@@ -67,6 +70,7 @@ inline void unsafe_in_capture() {
 inline void check() {
   Faults& f = faults();
   if (f.lost) throw std::runtime_error("loomsim error: device lost (fell off the bus)");
+  if (f.unloading) throw std::runtime_error("loomsim error: driver shutting down");
   std::lock_guard<std::mutex> lock(f.mutex);
   if (!f.error.empty()) throw std::runtime_error("loomsim error: " + f.error);
 }
@@ -216,8 +220,12 @@ class Device {
   std::atomic<int64_t> next_pool_{0}, next_fresh_{0};
 };
 
+// As CUDA's: at the end of the process every call fails.
 inline Device& device() {
-  static auto* one = new Device;
+  static auto* one = [] {
+    std::atexit([] { faults().unloading = true; });
+    return new Device;
+  }();
   return *one;
 }
 

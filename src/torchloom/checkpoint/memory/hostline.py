@@ -73,7 +73,7 @@ class HostLine:
     """The file of this host; all its ranks read it, one writes."""
 
     def __init__(self, directory: Path, writes: bool) -> None:
-        self._path, self._writes = tier.line_file(directory), writes
+        self._path, self.writes = tier.line_file(directory), writes
 
     def read(self) -> Known:
         try:
@@ -98,7 +98,7 @@ class HostLine:
 
     def _write(self, known: Known) -> None:
         """Replace the file whole. Raises OSError."""
-        if not self._writes:
+        if not self.writes:
             return
         newest = sorted(known.chosen, reverse=True)[:_MOST]
         document = {

@@ -2,6 +2,7 @@
 
     own-<rank>.<slot>    what this rank alone has
     shared.<slot>        what all ranks of the host have in common, kept by one of them
+    gathered-<rank>, gathered-shared    one state of another number of ranks, whole, brought by the agent
     line                 which generations trained here, and from what (hostline.py)
 
 Owns the files and the rule for overwriting them. The directory is the agent's, which removes it when the
@@ -84,6 +85,15 @@ class Sealed:
         return _parts(region, self.size)[0]
 
 
+class Offer(NamedTuple):
+    """What a rank can restore a state in memory from."""
+
+    own: Sealed
+    shared: Sealed | None = None
+    everyone: tuple[Sealed, ...] = ()
+    """All images of the state, if another number of ranks saved it."""
+
+
 class SlotFile:
     """One file of the tier."""
 
@@ -156,19 +166,17 @@ class MemoryTier:
         """Which event each slot of ours holds; those of an earlier process have none."""
         self._busy: int | None = None
         self._checked = False
+        self._dropped = False
         self.keep: int | None = None
         """The slot that holds the newest state sealed by all, if any."""
         self._origin: int | None = None
         """The slot that this life of the job resumed from."""
 
-    def offers(self) -> dict[KeptState, dict[str, Sealed]]:
+    def offers(self) -> dict[KeptState, Offer]:
         """States that this rank can restore, oldest first: its own image and the host's shared one."""
         own = self._found(tier.own(self._rank))
         shared = self._found(tier.SHARED)
-        return {
-            kept: {"own": sealed, **({tier.SHARED: shared[kept]} if kept in shared else {})}
-            for kept, sealed in own.items()
-        }
+        return self._gathered() | {kept: Offer(sealed, shared.get(kept)) for kept, sealed in own.items()}
 
     def hold(self, kept: KeptState) -> None:
         """This state was restored: its slots are not used before a newer one is sealed by all."""
@@ -197,7 +205,7 @@ class MemoryTier:
         needed = tier.SLOTS * ((own + SPARE) * local_world + shared + SPARE + 2 * HEADER)
         try:
             make_private(self.directory)
-            taken = sum(file.stat().st_size for file in self.directory.iterdir())
+            taken = sum(file.stat().st_size for file in tier.slot_files(self.directory))
             free = tier.usable(self.directory) + taken
         except OSError as error:
             return f"{self.directory} cannot be used ({error.strerror})"
@@ -248,6 +256,12 @@ class MemoryTier:
         """The slot is being written to disk (None: no longer)."""
         self._busy = slot
 
+    def drop_gathered(self) -> None:
+        """All ranks have a newer state of their own number; the memory of the other is given back, once."""
+        if not self._dropped and self.line.writes:
+            self._dropped = True
+            tier.drop_gathered(self.directory)
+
     def drop(self) -> None:
         """Give the memory back."""
         self._files.clear()
@@ -265,6 +279,23 @@ class MemoryTier:
         found = [sealed for slot in range(tier.SLOTS) if (sealed := read(self._path(name, slot))) is not None]
         found.sort(key=lambda sealed: sealed.sealed_ns)
         return {sealed.kept: sealed for sealed in found if sealed.world == self._world}
+
+    def _gathered(self) -> dict[KeptState, Offer]:
+        """The state that another number of ranks saved, if all of it is on this host."""
+        if why_not_private(self.directory):
+            return {}
+        first = read(tier.gathered(self.directory, 0))
+        if first is None or first.world > len(tier.all_gathered(self.directory)):
+            return {}
+        whole_world = [read(tier.gathered(self.directory, rank)) for rank in range(first.world)]
+        images = [one for one in whole_world if one is not None and one.kept == first.kept]
+        if len(images) != first.world:
+            return {}
+        shared = read(tier.gathered(self.directory, tier.SHARED))
+        shared = shared if shared is not None and shared.kept == first.kept else None
+        everyone = (*images, *([shared] if shared is not None else []))
+        own = images[self._rank % first.world]
+        return {first.kept: Offer(own, shared, everyone if first.world != self._world else ())}
 
     def _path(self, name: str, slot: int) -> Path:
         return tier.file(self.directory, name, slot)

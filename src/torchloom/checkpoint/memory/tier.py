@@ -23,7 +23,8 @@ one is being copied to a neighbour."""
 USABLE = 0.8
 """How much of the memory that is free now the tier may take."""
 NEIGHBOUR = "neighbour"
-_COPYING = rf"(wanted|copied)-\d+(\.new)?|copy-\d+\.\d|{NEIGHBOUR}(\.new)?"
+_GATHERED = "gathered-"
+_COPYING = rf"(wanted|copied)-\d+(\.new)?|copy-\d+\.\d|{_GATHERED}(\d+|{SHARED})|{NEIGHBOUR}(\.new)?"
 _FILE = re.compile(rf"(own-\d+|shared)\.\d|{NUMBERS}|{LINE}(\.new)?|{_COPYING}")
 
 
@@ -68,6 +69,27 @@ def copied(folder: Path, rank: int) -> Path:
 def copy(folder: Path, rank: int, slot: int) -> Path:
     """A state of a rank of another host."""
     return folder / f"copy-{rank}.{slot}"
+
+
+def gathered(folder: Path, who: int | str) -> Path:
+    """The image of a rank, or what ranks share, of a state that another number of ranks saved."""
+    return folder / f"{_GATHERED}{who}"
+
+
+def all_gathered(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{_GATHERED}*"))
+
+
+def drop_gathered(folder: Path) -> None:
+    """Give their memory back."""
+    for path in all_gathered(folder):
+        with suppress(OSError):
+            path.unlink()
+
+
+def slot_files(folder: Path) -> list[Path]:
+    """What the training itself writes, and so may write again."""
+    return sorted(path for pattern in ("own-*", f"{SHARED}.*") for path in folder.glob(pattern))
 
 
 def found_in(base: Path) -> Iterator[tuple[str, Path]]:

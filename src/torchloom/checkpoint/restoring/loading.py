@@ -7,10 +7,10 @@ their own: whoever has the images may still decide against them, as a live rollb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from torchloom.checkpoint.memory.header import HEADER
-from torchloom.checkpoint.memory.slots import Sealed
+from torchloom.checkpoint.memory.slots import Offer, Sealed
 from torchloom.checkpoint.state.filling import Images
 from torchloom.checkpoint.state.image import Reading
 from torchloom.checkpoint.state.region import Region, anonymous
@@ -21,26 +21,35 @@ from torchloom.checkpoint.store.verify import load_into
 from torchloom.errors import CheckpointDamaged
 
 
-def from_memory(offer: Mapping[str, Sealed]) -> Images:
-    """From the slots of this host. Raises CheckpointDamaged."""
-    if "own" not in offer:
+def from_memory(offer: Offer | None) -> Images:
+    """From the memory of this host. Raises CheckpointDamaged."""
+    return _of_offer(offer, _mapped)
+
+
+def stream_memory(offer: Offer | None) -> Images:
+    """The same, compared while it is copied. Raises CheckpointDamaged."""
+    return _of_offer(
+        offer, lambda kept: Streamed(SlotSource(kept.path, HEADER, kept.size, kept.sums.tolist()))
+    )
+
+
+def _of_offer(offer: Offer | None, read: Callable[[Sealed], Reading | Streamed]) -> Images:
+    if offer is None:
         raise CheckpointDamaged("the state in memory is gone")
+    shared = offer.shared
+    return Images(
+        own=read(offer.own),
+        shared=read(shared) if shared is not None else None,
+        same_world=not offer.everyone,
+        everyone=lambda: map(_mapped, offer.everyone),
+    )
+
+
+def _mapped(kept: Sealed) -> Reading:
     try:
-        readings = {kind: Reading(kept.map(), kept.size, kept.sums) for kind, kept in offer.items()}
+        return Reading(kept.map(), kept.size, kept.sums)
     except (OSError, ValueError) as error:
         raise CheckpointDamaged(f"the state in memory is gone ({error})") from error
-    return Images(readings["own"], readings.get("shared"), same_world=True, everyone=lambda: iter(()))
-
-
-def stream_memory(offer: Mapping[str, Sealed]) -> Images:
-    """The same, compared while it is copied. Raises CheckpointDamaged."""
-    if "own" not in offer:
-        raise CheckpointDamaged("the state in memory is gone")
-    streamed = {
-        kind: Streamed(SlotSource(kept.path, HEADER, kept.size, kept.sums.tolist()))
-        for kind, kept in offer.items()
-    }
-    return Images(streamed["own"], streamed.get("shared"), same_world=True, everyone=lambda: iter(()))
 
 
 def from_store(storage: Storage, manifest: Manifest, rank: int, world: int) -> Images:

@@ -16,11 +16,11 @@ from typing import TypeAlias
 from torchloom.checkpoint import reporting
 from torchloom.checkpoint.group import SaveGroup, new_series
 from torchloom.checkpoint.memory.hostline import Known, together
-from torchloom.checkpoint.memory.slots import KeptState, MemoryTier, Sealed, held_by_all
+from torchloom.checkpoint.memory.slots import KeptState, MemoryTier, Offer, held_by_all
 from torchloom.checkpoint.restoring.choosing import Choice
 from torchloom.checkpoint.restoring.deciding import Decider
 from torchloom.checkpoint.restoring.loading import stream_memory, stream_store
-from torchloom.checkpoint.state.filling import Filling
+from torchloom.checkpoint.state.filling import Filling, Images
 from torchloom.checkpoint.state.training_parts import State
 from torchloom.checkpoint.store.catalogue import mark_damaged
 from torchloom.checkpoint.store.generations import settle
@@ -115,7 +115,7 @@ class Restorer:
                 self._settle(choice)
                 return Restored(number, 0, "", "", time.perf_counter() - began, series=choice.series)
             kept = common.get(choice.name)
-            problem, failed = self._load(choice, offers[kept] if kept is not None else {})
+            problem, failed = self._load(choice, offers[kept] if kept is not None else None)
             results = self._group.gather((problem, failed))
             problems = [text for text, _ in results if text]
             if not problems:
@@ -151,12 +151,14 @@ class Restorer:
         everyone = self._group.gather((usable, known))
         return held_by_all([kept for kept, _ in everyone]), together(known for _, known in everyone)
 
-    def _load(self, choice: Choice, offer: dict[str, Sealed]) -> tuple[str, type[_Failure] | None]:
+    def _load(self, choice: Choice, offer: Offer | None) -> tuple[str, type[_Failure] | None]:
         """Load on this rank; why it could not be, or nothing, and how that failed if no file is to blame."""
         problem, failed, filling = "", None, None
         try:
             if choice.manifest is None:
                 images = stream_memory(offer)
+                if offer is not None and offer.everyone:
+                    self._check_parts(images)
             else:
                 group = self._group
                 images = stream_store(self._storage, choice.manifest, group.rank, group.world)
@@ -173,6 +175,12 @@ class Restorer:
             return str(error), _failure(error)
         self._differs = tuple(filling.differs)
         return "", None
+
+    def _check_parts(self, images: Images) -> None:
+        """What all ranks share may not have reached this host. Raises CheckpointDamaged."""
+        for component in self._state.components:
+            if images.find(component.name) is None:
+                raise CheckpointDamaged(f"{component.name} is not in the memory of this host")
 
     def _settle(self, choice: Choice) -> None:
         """The host notes the choice and rank 0 records it; the first commit makes up for a store that is

@@ -246,6 +246,6 @@ def _choose(site: Site, which: int | str, offers: list[list[KeptState]]) -> Goal
 def _load(site: Site, goal: Goal) -> Images:
     if goal.in_memory:
         assert site.tier is not None
-        return from_memory(site.tier.offers().get(goal.kept, {}))
+        return from_memory(site.tier.offers().get(goal.kept))
     manifest = look(site.storage, site.job).judge(goal.name)
     return from_store(site.storage, manifest, site.group.rank, site.group.world)

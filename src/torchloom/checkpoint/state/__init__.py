@@ -3,7 +3,7 @@
 training_parts         what is saved, and what ranks have in common; rng, buckets
 tree, decoding, image  a state as JSON and raw tensors in one run of bytes, and back; kinds: ../leaves
 region, fresh_pages    memory that is kept, made beside the training
-staging                the one copy the loop waits for
+staging, moving        the one copy the loop waits for
 filling, streaming     from images to live objects, compared on the way; crc, threads, resharding
 readback               whether the script's objects hold what was saved
 """

@@ -104,7 +104,10 @@ class Filling:
         large_pages(self._made.values())
         for reading in self._readings():
             if targets := self._targets.get(id(reading)):
-                reading.copy_out(targets)
+                if isinstance(reading, Streamed) and readback.how_much() == "sample":
+                    reading.copy_out(targets, readback.sampled(reading.records, self._seed))
+                else:
+                    reading.copy_out(targets)
         everyone: dict[str, list[Any]] = {}
         if self._boxes or not self._images.same_world:
             everyone = self._put_together()
@@ -123,12 +126,16 @@ class Filling:
     def _read_back(self, parts: list[ComparedPart]) -> None:
         """Does the script have what was saved? Raises RestoreDiffers."""
         images = self._images
-        seed = f"{self.about.get('step')}/{images.own.size}"
-        for place in readback.compare(parts, images.same_world, images.everyone, seed):
+        for place in readback.compare(parts, images.same_world, images.everyone, self._seed):
             sentence = f"after the restore {place} is not what was saved"
             reporting.say(sentence)
             reporting.ports.log(restore_differs=sentence)
             self.differs.append(place)
+
+    @property
+    def _seed(self) -> str:
+        """Of the places that are compared: others with every checkpoint."""
+        return f"{self.about.get('step')}/{self._images.own.size}"
 
     def _held(self, component: Component) -> ComparedPart:
         reading = self._images.find(component.name)

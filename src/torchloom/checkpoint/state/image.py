@@ -23,6 +23,7 @@ import torch
 
 from torchloom.checkpoint.leaves import sharing
 from torchloom.checkpoint.memory.header import BLOCK, block_count
+from torchloom.checkpoint.state.moving import move
 from torchloom.checkpoint.state.region import Region
 from torchloom.checkpoint.state.tree import DTYPES, Encoder, Record
 from torchloom.errors import CheckpointDamaged
@@ -47,8 +48,14 @@ class Image:
     def copy_into(self, region: Region) -> None:
         """Stage: one copy of everything."""
         region.bytes[: len(self.head)] = self.head
+        tensors = [
+            (at, tensor) for at, tensor in zip(self.places, self.tensors, strict=True) if tensor.numel()
+        ]
         with torch.no_grad():
-            _copy(region.tensor, self.tensors, self.places, into=True)
+            move(
+                [_place(region.tensor, at, tensor) for at, tensor in tensors],
+                [tensor for _, tensor in tensors],
+            )
 
 
 def plan(trees: Mapping[str, Any]) -> Image:
@@ -114,6 +121,8 @@ def read_index(head: bytes, size: int) -> ImageIndex:
 class Reading:
     """An image in memory, being read."""
 
+    reads_at_once = 1
+
     def __init__(self, region: Region, size: int, sums: torch.Tensor | None = None) -> None:
         """Reads the index. With `sums`, the whole image is compared with them first.
 
@@ -141,9 +150,11 @@ class Reading:
 
     def copy_out(self, targets: list[tuple[Record, torch.Tensor]]) -> None:
         """Copy tensors to where they are wanted."""
-        places = [self._first + int(record["at"]) for record, _ in targets]
-        with torch.no_grad():
-            _copy(self._buffer, [target for _, target in targets], places, into=False)
+        wanted = [(self._first + int(record["at"]), target) for record, target in targets if target.numel()]
+        if wanted:
+            inside = [_place(self._buffer, at, target) for at, target in wanted]
+            with torch.no_grad():
+                torch._foreach_copy_([target for _, target in wanted], inside)
 
 
 def sum_blocks(region: Region, size: int) -> torch.Tensor:
@@ -152,17 +163,9 @@ def sum_blocks(region: Region, size: int) -> torch.Tensor:
     return words.view(-1, BLOCK // 8).sum(1)
 
 
-def _copy(buffer: torch.Tensor, outside: list[torch.Tensor], places: list[int], *, into: bool) -> None:
-    inner: list[torch.Tensor] = []
-    outer = [tensor for tensor in outside if tensor.numel()]
-    for at, tensor in zip(places, outside, strict=True):
-        if tensor.numel():
-            piece = buffer[at : at + tensor.numel() * tensor.element_size()]
-            inner.append(piece.view(tensor.dtype).view(tensor.shape))
-    if outer and into:
-        torch._foreach_copy_(inner, outer)
-    elif outer:
-        torch._foreach_copy_(outer, inner)
+def _place(buffer: torch.Tensor, at: int, tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes from `at` on as a tensor of the same kind."""
+    return buffer[at : at + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
 
 
 def _numel(shape: list[int]) -> int:

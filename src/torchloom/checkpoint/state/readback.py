@@ -2,7 +2,8 @@
 
 Owns that comparison. Checksums prove that bytes were read as they were written; they say nothing about what
 the script got. So once everything is loaded, the state is taken from the live objects again, as a save would
-take it, and compared with the image it came from, whose bytes are read once more from where they are kept.
+take it, and compared with the image it came from, whose bytes are read once more from where they are kept; of
+a sample from a store, they are copied when they pass by, because a far store takes a while for each.
 
 `LOOM_RESTORE_CHECK` says how much. `all`: every byte and every plain value. `sample`, which is the default:
 some windows of each image, at other places with every checkpoint, and the random number generators whole.
@@ -15,9 +16,11 @@ another dtype or shape than it was saved with was converted, and is not compared
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +29,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchloom.checkpoint.state.resharding import Box
-from torchloom.checkpoint.state.tree import Encoder, Record, told
+from torchloom.checkpoint.state.tree import DTYPES, Encoder, Record, told
 from torchloom.errors import CheckpointDamaged, RestoreDiffers, StorageFailed
 
 WINDOWS = 8
@@ -79,6 +82,22 @@ def loaded_by_torch(inner: Any) -> bool:
     return all(str(getattr(function, "__module__", "")).startswith("torch.") for function in functions)
 
 
+def sampled(records: Sequence[Record], seed: str) -> list[tuple[int, int]]:
+    """The windows of an image that a sample compares, by its records; counted from the first tensor on."""
+    found = [(int(record["at"]), size) for record in records if (size := _size(record))]
+    first, last = min((at for at, _ in found), default=0), max((at + size for at, size in found), default=0)
+    if last - first <= WINDOWS * WINDOW:
+        return [(at, at + WINDOW) for at in range(first, last, WINDOW)]
+    draw = random.Random(seed)
+    chosen = draw.sample(found, min(WINDOWS, len(found)))  # small tensors count like large ones
+    starts = [draw.randrange(at, at + size) // WINDOW * WINDOW for at, size in chosen]
+    return [(at, at + WINDOW) for at in dict.fromkeys(starts)]
+
+
+def _size(record: Record) -> int:
+    return int(math.prod(record["shape"]) * DTYPES[record["dtype"]].itemsize)
+
+
 def compare(
     parts: list[ComparedPart], same_world: bool, everyone: Callable[[], Iterator[Any]], seed: str
 ) -> list[str]:
@@ -119,7 +138,7 @@ class _Pair:
 
 class _Comparison:
     def __init__(self, same_world: bool, seed: str) -> None:
-        self._same_world, self._draw = same_world, random.Random(seed)
+        self._same_world, self._seed = same_world, seed
         self._everything = how_much() == "all"
         self._pairs: dict[int, tuple[Any, list[_Pair]]] = {}
         self._boxes: list[tuple[Box, bool]] = []
@@ -168,9 +187,9 @@ class _Comparison:
             pairs = sorted((pair for pair in pairs if pair.live.numel()), key=lambda pair: pair.start)
             wrong: dict[str, bool] = {}
             try:
-                for start, stop in self._windows(pairs):
+                for (start, stop), window in self._read(image, self._windows(image, pairs)):
                     near = [pair for pair in pairs if pair.start < stop and start < pair.stop]
-                    if any(True for _ in _unequal(near, image.bytes_of(start, stop), start)):
+                    if any(True for _ in _unequal(near, window, start)):
                         wrong |= {
                             pair.record["path"]: pair.surely
                             for pair in _unequal(near, image.bytes_of(start, stop), start)
@@ -179,6 +198,16 @@ class _Comparison:
                 if self._everything:  # a sample is not worth a restore that has succeeded
                     raise
             self.wrong += wrong.items()
+
+    def _read(
+        self, image: Any, windows: Iterator[tuple[int, int]]
+    ) -> Iterable[tuple[tuple[int, int], torch.Tensor]]:
+        """The bytes of windows; those of a sample all at once, because a far store takes a while for each."""
+        if self._everything or image.reads_at_once == 1:
+            return ((window, image.bytes_of(*window)) for window in windows)
+        some = list(windows)
+        with ThreadPoolExecutor(image.reads_at_once, "loom-read") as pool:
+            return list(zip(some, pool.map(lambda window: image.bytes_of(*window), some), strict=True))
 
     def compare_boxes(self, everyone: Callable[[], Iterator[Any]]) -> None:
         """What was put together from the shards of all ranks."""
@@ -193,17 +222,16 @@ class _Comparison:
                         wrong[box.path] = surely
         self.wrong += wrong.items()
 
-    def _windows(self, pairs: list[_Pair]) -> Iterator[tuple[int, int]]:
+    def _windows(self, image: Any, pairs: list[_Pair]) -> Iterator[tuple[int, int]]:
         if not pairs:
             return
-        first, last = pairs[0].start, max(pair.stop for pair in pairs)
-        if self._everything or last - first <= WINDOWS * WINDOW:
-            length = PIECE if self._everything else WINDOW
-            yield from ((at, at + length) for at in range(first, last, length))
+        if self._everything:
+            first, last = pairs[0].start, max(pair.stop for pair in pairs)
+            yield from ((at, at + PIECE) for at in range(first, last, PIECE))
             return
-        for pair in self._draw.sample(pairs, min(WINDOWS, len(pairs))):  # small tensors count like large ones
-            at = self._draw.randrange(pair.start, pair.stop) // WINDOW * WINDOW
-            yield at, at + WINDOW
+        for start, stop in sampled(image.records, self._seed):
+            if any(pair.start < stop and start < pair.stop for pair in pairs):
+                yield start, stop
         yield from ((pair.start, pair.stop) for pair in pairs if pair.whole)
 
 

@@ -249,6 +249,8 @@ class Staging:
         if self._copies is None or not safe:
             return tier.choose(safe)
         copying = self._copies.protected(safe, tier.holds_event)
+        if copying is None or self._copies.everywhere:
+            tier.drop_gathered()
         return tier.choose(safe, copying, first=not self._copies.everywhere)
 
     def _make_slots(self, slots: list[int], sizes: Mapping[str, int]) -> None:

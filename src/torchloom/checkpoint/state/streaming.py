@@ -15,7 +15,7 @@ import itertools
 import os
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,7 +24,8 @@ import torch
 from torchloom.checkpoint.memory.header import BLOCK
 from torchloom.checkpoint.state.crc import combine
 from torchloom.checkpoint.state.image import FIRST, index_size, read_index
-from torchloom.checkpoint.state.threads import AT_ONCE, at_once, work_on
+from torchloom.checkpoint.state.moving import is_plain
+from torchloom.checkpoint.state.threads import at_once, work_on
 from torchloom.checkpoint.state.tree import DTYPES, Record
 from torchloom.checkpoint.store.manifest import FileEntry, Manifest
 from torchloom.checkpoint.store.storage import Storage
@@ -57,16 +58,23 @@ class _Part(Span):
     scratch: bool
 
 
+Kept = dict[tuple[int, int], bytearray]
+"""Bytes of an image by where they are in it; empty where nothing was copied."""
+
+
 class ImageSource(Protocol):
     """Where an image is kept."""
 
     size: int
+    reads_at_once: int
+    """How many parts are best read at the same time."""
 
     def read(self, start: int, length: int) -> bytearray:
         """Some bytes; fewer at the end. The caller compares them."""
 
-    def copy_out(self, spans: list[Span]) -> None:
-        """Fill the spans and compare the whole image. Raises CheckpointDamaged or StorageFailed."""
+    def copy_out(self, spans: list[Span], keep: Kept) -> None:
+        """Fill the spans and compare the whole image; also copy what is to be kept, if reading it again takes
+        long. Raises CheckpointDamaged or StorageFailed."""
 
 
 class Streamed:
@@ -74,18 +82,25 @@ class Streamed:
 
     def __init__(self, source: ImageSource) -> None:
         """Reads the index. Raises CheckpointDamaged or StorageFailed."""
-        self._source, self.size = source, source.size
+        self._source, self.size, self.reads_at_once = source, source.size, source.reads_at_once
         length = index_size(bytes(source.read(0, min(FIRST, source.size))), source.size)
         index = read_index(bytes(source.read(0, length)), source.size)
         self.trees, self.records, self.objects = index.trees, index.records, index.objects
         self._first = index.first
+        self._kept: Kept = {}
 
     def bytes_of(self, start: int, stop: int) -> torch.Tensor:
-        """The bytes there, counted from the first tensor on; read again, and compared with nothing."""
-        return torch.frombuffer(self._source.read(self._first + start, stop - start), dtype=torch.uint8)
+        """The bytes there, counted from the first tensor on: those that were kept, once, else read again and
+        compared with nothing."""
+        start, stop = self._first + start, min(self.size, self._first + stop)
+        kept = self._kept.pop((start, stop), None)
+        return torch.frombuffer(kept or self._source.read(start, stop - start), dtype=torch.uint8)
 
-    def copy_out(self, targets: list[tuple[Record, torch.Tensor]]) -> None:
-        """Copy tensors to where they are wanted, and compare everything."""
+    def copy_out(
+        self, targets: list[tuple[Record, torch.Tensor]], keep: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Copy tensors to where they are wanted, and compare everything. `keep`: what `bytes_of` will be
+        asked for, which need not be read again then."""
         spans: list[Span] = []
         later: list[tuple[torch.Tensor, torch.Tensor]] = []
         read: dict[int, torch.Tensor] = {}
@@ -96,12 +111,16 @@ class Streamed:
             if at in read:  # wanted twice, as by weights that are no longer tied: read once
                 later.append((target, read[at]))
                 continue
-            if not _plain(target):  # on a device, or with gaps: it is put together here first
+            if not is_plain(target):  # on a device, or with gaps: it is put together here first
                 inside = torch.empty(record["shape"], dtype=DTYPES[record["dtype"]])
                 later.append((target, inside))
             read[at] = inside
             spans.append(_span(at, inside))
-        self._source.copy_out(sorted(spans, key=lambda span: span.start))
+        kept: Kept = {
+            (self._first + start, min(self.size, self._first + stop)): bytearray() for start, stop in keep
+        }
+        self._source.copy_out(sorted(spans, key=lambda span: span.start), kept)
+        self._kept = kept
         with torch.no_grad():
             for target, inside in later:
                 target.copy_(inside)
@@ -111,6 +130,8 @@ class SlotSource:
     """An image in shared memory. It is read, not mapped: finding the pages of a mapping costs as much as the
     copy itself."""
 
+    reads_at_once = 1
+
     def __init__(self, path: os.PathLike[str], offset: int, size: int, sums: list[int]) -> None:
         self._path, self._offset, self._sums = path, offset, sums
         self.size = size
@@ -119,7 +140,7 @@ class SlotSource:
         with self._open() as file:
             return bytearray(os.pread(file.fileno(), min(length, self.size - start), self._offset + start))
 
-    def copy_out(self, spans: list[Span]) -> None:
+    def copy_out(self, spans: list[Span], keep: Kept) -> None:
         starts = [span.start for span in spans]
         blocks = itertools.count()
         wrong: list[int] = []
@@ -156,15 +177,16 @@ class StoreSource:
 
     def __init__(self, storage: Storage, manifest: Manifest, entry: FileEntry) -> None:
         self._storage, self._manifest, self._entry = storage, manifest, entry
-        self.size = entry.size
+        self.size, self.reads_at_once = entry.size, storage.reads_at_once
 
     def read(self, start: int, length: int) -> bytearray:
         found = bytearray(min(length, self.size - start))
         read_file(self._storage, self._manifest, self._entry, start, [memoryview(found)])
         return found
 
-    def copy_out(self, spans: list[Span]) -> None:
+    def copy_out(self, spans: list[Span], keep: Kept) -> None:
         pieces = range(0, self.size, PIECE)
+        keep.update({(start, stop): bytearray(stop - start) for start, stop in keep})
         sums: list[tuple[int, int]] = [(0, 0)] * len(pieces)
         numbers = itertools.count()
         given_up = False
@@ -180,10 +202,11 @@ class StoreSource:
                     for buffer in buffers:
                         crc = zlib.crc32(buffer, crc)
                     sums[number] = crc, length
+                    _note(start, buffers, keep)
             finally:
                 given_up = given_up or number < len(pieces)
 
-        work_on(max(1, min(AT_ONCE, len(pieces))), work)
+        work_on(max(1, min(self.reads_at_once, len(pieces))), work)
         total, size = 0, 0
         for crc, length in sums:
             total, size = combine(total, crc, length), size + length
@@ -195,16 +218,6 @@ def _span(start: int, tensor: torch.Tensor) -> Span:
     length = flat.numel()
     memory = memoryview((ctypes.c_char * length).from_address(flat.data_ptr())).cast("B")
     return Span(start, start + length, memory, flat)
-
-
-def _plain(tensor: torch.Tensor) -> bool:
-    """Is it one run of this process's memory that holds just its values?"""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg())
-    )
 
 
 def _fill(descriptor: int, buffers: list[memoryview], start: int) -> None:
@@ -269,6 +282,16 @@ def _covering(start: int, stop: int, spans: list[Span]) -> Iterator[memoryview]:
         at = end
     if at < stop:
         yield memoryview(bytearray(stop - at))
+
+
+def _note(at: int, buffers: list[memoryview], keep: Kept) -> None:
+    """Copy what is to be kept out of buffers that hold the bytes from `at` on."""
+    for buffer in buffers:
+        for (start, stop), kept in keep.items():
+            begin, end = max(at, start), min(at + len(buffer), stop)
+            if begin < end:
+                kept[begin - start : end - start] = buffer[begin - at : end - at]
+        at += len(buffer)
 
 
 def _no_links(path: str, flags: int) -> int:

@@ -61,6 +61,8 @@ class LocalStorage:
         self._durable: set[Path] = set()
         """Directories that are known to be durable in their parents."""
 
+    reads_at_once = 4
+
     @property
     def where(self) -> str:
         return str(self._root)

@@ -31,8 +31,10 @@ from torchloom.wire.object_store import opening
 
 UPLOAD_CHUNK = 16 * 1024 * 1024
 """Size of one part of an upload. S3 allows 10,000 parts, so a file may have 160 GB."""
-UPLOADS_AT_ONCE = 4
+UPLOADS_AT_ONCE = 8
 """Parts in flight; with their size it bounds the memory an upload takes."""
+READS_AT_ONCE = 8
+"""Requests in flight while an object is read: a store is far away, or spread over many disks."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class ObjectStorage:
         self._store = self._open(options)
         self.conditional: bool | None = None
         """Does the server honour create-only puts? None until the first one."""
+
+    reads_at_once = READS_AT_ONCE
 
     @property
     def where(self) -> str:
@@ -199,6 +203,8 @@ class ObjectStorage:
         except CheckpointError:
             raise
         except FileNotFoundError as error:
+            if _no_bucket(error):
+                raise self._bucket_missing(verb, key) from error
             raise CheckpointMissing(f"{self._url}/{key} does not exist") from error
         except self._refused:
             # The server's answer may quote the key id, so it is not passed on.
@@ -207,11 +213,25 @@ class ObjectStorage:
                 hint="check S3_ACCESS_KEY, S3_SECRET_KEY and their rights",
             ) from None
         except (self._error, OSError) as error:
+            if _no_bucket(error):
+                raise self._bucket_missing(verb, key) from error
             tried_s = time.monotonic() - began
             raise StoreUnreachable(
                 f"could not {verb} {self._url}/{key} within {tried_s:.1f} s ({_first_line(error)})",
                 hint="check S3_ENDPOINT and that the store is up",
             ) from error
+
+    def _bucket_missing(self, verb: str, key: str) -> StorageFailed:
+        bucket = self._url.partition("://")[2].partition("/")[0]
+        return StorageFailed(
+            f"could not {verb} {self._url}/{key}, because the store has no bucket {bucket}",
+            hint="create the bucket, or correct S3_BUCKET",
+        )
+
+
+def _no_bucket(error: BaseException) -> bool:
+    """Whether the store answered that there is no such bucket: S3 and Google, Azure."""
+    return any(code in str(error) for code in ("NoSuchBucket", "ContainerNotFound"))
 
 
 def _pieces(chunks: Iterable[Bytes]) -> Iterator[memoryview]:

@@ -39,6 +39,10 @@ class Storage(Protocol):
     def where(self) -> str:
         """The store in words, for people. Never a password."""
 
+    @property
+    def reads_at_once(self) -> int:
+        """How many parts of an object are best read at the same time."""
+
     def put(self, key: str, chunks: Iterable[Bytes]) -> None:
         """Write an object, replacing any. Large objects come in chunks that are not kept."""
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 CA_DAYS, HOST_DAYS = 3650, 397
 """Browsers refuse certificates of servers that are valid for longer than 398 days."""
-BACKDATED = datetime.timedelta(hours=1)
-"""Clocks of hosts differ a little."""
+BACKDATED = datetime.timedelta(days=1)
+"""Clocks of hosts differ, by hours where one has the wrong time zone, and a new host must not be refused."""
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
 
 
@@ -76,6 +76,19 @@ class Authority:
         known = pieces(self.bundle())
         _write(self.bundle_file, known[0], 0o644)
         return len(known) - 1
+
+    def signed(self, pem_file: Path) -> bool:
+        """Whether the newest authority signed the first certificate of a file."""
+        from cryptography import x509
+        from cryptography.exceptions import InvalidSignature
+
+        newest = x509.load_pem_x509_certificate(pieces(self.bundle())[0].encode())
+        found = x509.load_pem_x509_certificate(pieces(pem_file.read_text())[0].encode())
+        try:
+            found.verify_directly_issued_by(newest)
+        except (InvalidSignature, ValueError, TypeError):
+            return False
+        return True
 
     def issue(self, names: list[str], days: float = HOST_DAYS) -> tuple[str, str]:
         """A certificate for a host that has these names and addresses, and its key."""

@@ -89,10 +89,22 @@ def retire(directory: DirectoryArgument) -> None:
     """Stop trusting all authorities but the newest."""
     import shutil
 
-    from torchloom.cli.cluster.authority import Authority
+    from torchloom.cli.cluster.authority import Authority, check_available
+    from torchloom.errors import Conflict
 
+    check_available()
     signer = Authority(directory / "ca")
+    for own in _hosts(directory):
+        if not signer.signed(own / "host.pem"):
+            raise Conflict(
+                f"the certificate of {own.name} is signed by an authority that would be retired, so nobody "
+                "would trust it any more",
+                hint=f"run `loom ca renew {directory}` and copy what it prints first",
+            )
     dropped = signer.retire()
+    if not dropped:
+        print("There is one authority, and nothing to retire; `loom ca rotate` makes a new one.")
+        return
     for own in _hosts(directory):
         shutil.copyfile(signer.bundle_file, own / "ca.pem")
     print(f"{dropped} older authorities are no longer trusted, once this is copied:")
@@ -131,12 +143,12 @@ def _hosts(directory: Path) -> list[Path]:
 
 
 def _print_copies(directory: Path, what: str = "{ca.pem,host.pem,host.key}") -> None:
-    from torchloom.cli.cluster.host_files import ClusterHost
+    from torchloom.cli.cluster.host_files import ClusterHost, bracketed
 
     for own in _hosts(directory):
         cluster = ClusterHost.read_directory(own)
         assert cluster is not None
-        print(f"  scp {own}/{what} {cluster.host.address}:.torchloom/cluster/")
+        print(f"  scp {own}/{what} {bracketed(cluster.host.address)}:.torchloom/cluster/")
 
 
 SUBVERBS = {"make": make, "issue": issue, "renew": renew, "rotate": rotate, "retire": retire, "show": show}

@@ -44,7 +44,7 @@ def init(
     from torchloom.bus.cluster_accounts import ClusterKeys
     from torchloom.cli.cluster import authority
     from torchloom.cli.cluster.authority import Authority, write_issued
-    from torchloom.cli.cluster.host_files import ClusterHost
+    from torchloom.cli.cluster.host_files import ClusterHost, bracketed
     from torchloom.errors import Conflict
 
     authority.check_available()
@@ -67,7 +67,7 @@ def init(
         (own / "token").write_text(token + "\n")
     print("Copy to each control host what it needs (LOOM_HOME is ~/.torchloom unless you set it):")
     for one in hosts:
-        print(f"  scp -r {directory / one.name} {one.address}:.torchloom/cluster")
+        print(f"  scp -r {directory / one.name} {bracketed(one.address)}:.torchloom/cluster")
     print("Start each of them; the first answers when most of them are up:")
     for one in hosts:
         print(f"  ssh {one.address} loom up")
@@ -97,6 +97,8 @@ def _host(text: str, nats_port: int, route_port: int, api_port: int) -> ControlH
 
 
 def _check(hosts: tuple[ControlHost, ...]) -> None:
+    import ipaddress
+
     from torchloom.errors import UsageError
 
     if len(hosts) not in (1, 3, 5):
@@ -107,6 +109,58 @@ def _check(hosts: tuple[ControlHost, ...]) -> None:
     for what in ("name", "address"):
         if len({getattr(one, what) for one in hosts}) < len(hosts):
             raise UsageError(f"two control hosts have the same {what}")
+    addresses = [ipaddress.ip_address(one.address) for one in hosts]
+    for one, address in zip(hosts, addresses, strict=True):
+        if address.is_unspecified or address.is_multicast:
+            raise UsageError(
+                f"nobody can reach the control host {one.name} at {one.address}",
+                hint="name the address at which other hosts reach it",
+            )
+        if address.is_loopback and not all(other.is_loopback for other in addresses):
+            raise UsageError(
+                f"only {one.name} itself can reach {one.address}",
+                hint="name the address at which other hosts reach it",
+            )
+        if one.name == "ca":
+            raise UsageError(
+                "a control host cannot be named ca", hint="the authority's directory has that name"
+            )
+    ports = (hosts[0].api_port, hosts[0].nats_port, hosts[0].route_port)
+    if len(set(ports)) < len(ports) or not all(1 <= port <= 65535 for port in ports):
+        raise UsageError(
+            "--port, --nats-port and --route-port are three different numbers from 1 to 65535, not "
+            + ", ".join(map(str, ports))
+        )
 
 
-SUBVERBS = {"init": init}
+def nats_config(
+    secret_file: Annotated[
+        Path, option("--secret-file", metavar="FILE", help="The secret that the cluster's keys follow from.")
+    ],
+    name: Annotated[str, option("--name", help="Name of this server.")],
+    server: Annotated[
+        list[str], option("--server", metavar="HOST", help="Host name of a server; repeat it for each.")
+    ],
+    tls: Annotated[Path, option("--tls", metavar="DIR", help="Has tls.crt, tls.key and ca.crt.")],
+    store: Annotated[Path, option("--store", metavar="DIR", help="Where the server keeps its data.")],
+    out: Annotated[Path, option("--out", metavar="FILE", help="File to write, for its owner alone.")],
+    cluster: Annotated[str, option("--cluster", help="Name of the cluster.")] = "torchloom",
+) -> None:
+    """Write the configuration of one NATS server for control services that share a secret (production).
+
+    The chart's servers start with it. For NATS servers elsewhere, run it with the secret of the release
+    (key `keys-secret`) on each of them.
+    """
+    import os
+
+    from torchloom.cli.cluster import derived
+    from torchloom.cli.service.shared_keys import read_secret
+
+    text = derived.nats_config(read_secret(secret_file), cluster, name, server, tls, store)
+    descriptor = os.open(out, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(text)
+
+
+SUBVERBS = {"init": init, "nats-config": nats_config}

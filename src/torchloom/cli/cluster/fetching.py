@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from torchloom.cli.cluster.authority import fingerprint, pieces
+from torchloom.cli.cluster.host_files import bracketed
 from torchloom.cli.cluster.node_files import JoinedNode, ca_file, replace_ca
 from torchloom.client import Client, Endpoint
 from torchloom.errors import LoomError, NotAllowed, TimedOut, UsageError
@@ -32,16 +33,20 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 20.0
 REFRESH_EVERY_S = float(os.environ.get("LOOM_CA_REFRESH_S") or 3600.0)
 _TOKEN = re.compile(r"loomjoin1\.[0-9a-f]+\.[0-9a-f]+\.([0-9a-f]{64})")
+UNANSWERED = "is `loom up` running on that host, and does a firewall let this host reach the port?"
 MOST_BYTES = 1 << 20
 
 
 def address_of(given: str) -> str:
     """The address of a control service, as https."""
-    url = given if "://" in given else f"https://{given}"
-    parts = urlsplit(url)
+    url = given if "://" in given else f"https://{bracketed(given)}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port or 8700
+    except ValueError:
+        parts, port = urlsplit(""), 0
     if parts.scheme != "https" or not parts.hostname:
         raise UsageError(f"{given!r} is not an address", hint="write https://host:port")
-    port = parts.port or 8700
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"https://{host}:{port}"
 
@@ -73,7 +78,7 @@ def _unproven_authorities(address: str) -> str:
         found = json.loads(answer.read(MOST_BYTES))
         return str(found["ca"]) if answer.status == 200 else ""
     except (OSError, http.client.HTTPException) as error:
-        raise TimedOut(f"no control service answers at {address} ({error})") from None
+        raise TimedOut(f"no control service answers at {address} ({error})", hint=UNANSWERED) from None
     except (ValueError, KeyError, TypeError):
         return ""
     finally:
@@ -89,7 +94,7 @@ def own_address(address: str) -> str:
         with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=TIMEOUT_S) as one:
             return str(one.getsockname()[0]).partition("%")[0]
     except OSError as error:
-        raise TimedOut(f"no control service answers at {address} ({error})") from None
+        raise TimedOut(f"no control service answers at {address} ({error})", hint=UNANSWERED) from None
 
 
 def ask_to_join(address: str, token: str, node: str, key: str, authority: str) -> JoinView:

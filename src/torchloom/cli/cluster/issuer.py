@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from typing import Protocol
 
-from torchloom.bus.cluster_accounts import CLAIMS_UPDATE
+from torchloom.bus.address import BusAddress
+from torchloom.bus.cluster_accounts import CLAIMS_UPDATE, ClusterKeys, derived_key
 from torchloom.cli.cluster.authority import fingerprint, pieces
-from torchloom.cli.cluster.host_files import ClusterHost
 from torchloom.errors import BusUnavailable, HomeUnusable
 
 PUBLISH_WITHIN_S = 5.0
 
 
+class SigningCluster(Protocol):
+    """What a control host or the chart's control service knows of its cluster."""
+
+    @property
+    def keys(self) -> ClusterKeys: ...
+
+    @property
+    def servers(self) -> tuple[str, ...]: ...
+
+    @property
+    def apis(self) -> tuple[str, ...]: ...
+
+    @property
+    def ca(self) -> Path: ...
+
+    def system_bus(self) -> BusAddress: ...
+
+
 class ClusterIssuer:
-    def __init__(self, cluster: ClusterHost) -> None:
+    def __init__(self, cluster: SigningCluster) -> None:
         self._cluster = cluster
         self.servers, self.apis = cluster.servers, cluster.apis
 
@@ -28,6 +48,10 @@ class ClusterIssuer:
 
     def claims(self, node: str, key: str) -> str:
         return self._cluster.keys.agent_claims(node, key, int(time.time()))
+
+    def api_token(self, node: str, key: str) -> str:
+        shared = bytes.fromhex(self._cluster.keys.environments)
+        return derived_key(shared, f"pod {node} {key}").hex()
 
     async def publish_revoked(self, revoked: dict[str, int]) -> None:
         from torchloom.bus.nats import NatsBus

@@ -30,6 +30,8 @@ class JoinedNode:
     claims: str
     interface: str = ""
     """Network interface for collectives; empty: the one that the address is on."""
+    api_token: str = ""
+    """Of a pod: its own token of the API, to submit its job."""
     version: int = VERSION
 
     @classmethod
@@ -52,6 +54,7 @@ class JoinedNode:
                 texts["seed"],
                 texts["claims"],
                 texts["interface"],
+                str(found.get("api_token", "")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise HomeUnusable(

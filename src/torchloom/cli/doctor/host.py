@@ -27,6 +27,7 @@ PROCESSES_WANTED = 4096
 SHARED_WANTED = 256 << 20
 """Black boxes take under a megabyte each; data workers and the memory tier take the rest."""
 DISK_WANTED = 2 << 30
+_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 _UNSYNCHRONISED = 5
 _TIMEX_BYTES = 512
 _NAMED = 60
@@ -79,6 +80,14 @@ def shared_memory(home: Home) -> Check:
             "black boxes are files on disk, and checkpoints in memory do not survive a worker",
             "Mount a tmpfs at /dev/shm.",
         )
+    if (kind := filesystem(shm)) not in ("", *_IN_MEMORY):
+        return Check(
+            name,
+            "limited",
+            f"{shm} is a directory on disk ({kind})",
+            "black boxes are files on disk, and checkpoints in memory do not survive a worker",
+            f"Mount a tmpfs at {shm}.",
+        )
     free = shutil.disk_usage(shm).free
     if home.boxes == home.boxes_fallback:
         return Check(
@@ -99,15 +108,37 @@ def shared_memory(home: Home) -> Check:
     return Check(name, "ok", f"{size(free)} free; a black box takes {size(blackbox.SIZE)}")
 
 
+def filesystem(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """The type of the file system that holds it; empty if nobody knows."""
+    try:
+        lines = mounts.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    found: tuple[int, str] = (-1, "")
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if len(fields) < 5 or not after:
+            continue
+        at = Path(fields[4])
+        # Of two mounts at one place the later one is seen.
+        if path.is_relative_to(at) and len(at.parts) >= found[0]:
+            found = len(at.parts), after.split()[0]
+    return found[1]
+
+
 def files() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < FILES_WANTED:
+        fix = f"Run `ulimit -n {max(FILES_WANTED, hard)}` before `loom up`."
+        if 0 <= hard < FILES_WANTED:
+            fix = f"Raise the hard limit, too (limits.conf, or `docker run --ulimit nofile={FILES_WANTED}`)."
         return Check(
             "open files",
             "limited",
             f"a process may open {soft} files (ulimit -n)",
             "many workers or data workers may fail to start",
-            f"Run `ulimit -n {max(FILES_WANTED, hard if hard > 0 else 0)}` before `loom up`.",
+            fix,
         )
     return Check("open files", "ok", f"{_limit(soft)} for each process (ulimit -n)")
 

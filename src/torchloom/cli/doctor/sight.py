@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from torchloom.agent.health import known_gpus
@@ -11,14 +12,18 @@ from torchloom.agent.observe import cgroups, kernel, stacks
 from torchloom.agent.observe.kernel_files import read_small
 from torchloom.cli.doctor.check import Check
 from torchloom.compiled import compiler
+from torchloom.core.devices import health_class
+from torchloom.model.devices import DeviceReading
 from torchloom.probe import native
 
 _DRIVER = Path("/proc/driver/nvidia/version")
+_LISTED = Path("/proc/driver/nvidia/gpus")
+_ID, _MOST_ILL, _TRIES = 12, 4, 3
 _OTHERS = {"/dev/kfd": "ROCm", "/dev/accel": "an accelerator", "/dev/davinci0": "Ascend"}
 
 
 def checks() -> list[Check]:
-    return [recorder(), stack_reading(), process_counters(), groups(), gpus(), kernel_log()]
+    return [recorder(), stack_reading(), process_counters(), groups(), *gpus(), kernel_log()]
 
 
 def recorder() -> Check:
@@ -39,7 +44,8 @@ def stack_reading() -> Check:
     program = stacks.program()
     if not program:
         return Check(name, "limited", "there is no py-spy", unseen, "Run `pip install py-spy`.")
-    if asyncio.run(stacks.read(os.getpid())) is not None:
+    # Its limit is short; on a busy host one answer that comes too late says nothing about rights.
+    if any(asyncio.run(stacks.read(os.getpid())) is not None for _ in range(_TRIES)):
         return Check(name, "ok", "py-spy may read other processes")
     scope = read_small("/proc/sys/kernel/yama/ptrace_scope").decode().strip()
     if scope not in ("", "0"):
@@ -81,21 +87,45 @@ def groups() -> Check:
     return Check("cgroups", "ok", f"version {version}: CPU quotas and OOM kills are seen")
 
 
-def gpus() -> Check:
+def gpus() -> list[Check]:
     name = "GPUs"
-    found, why = known_gpus.gpus_or_why()
+    found, why = known_gpus.readings_or_why()
     driver = _driver()
     if found:
         names = sorted({gpu.name for gpu in found})
-        return Check(name, "ok", f"{len(found)} by NVML, driver {driver or 'unknown'}: {', '.join(names)}")
+        text = f"{len(found)} by NVML, driver {driver or 'unknown'}: {', '.join(names)}"
+        return [Check(name, "ok", text), gpu_health(found)]
     if driver:
         unseen = "torchloom shows no GPUs and not their health"
-        return Check(name, "limited", f"driver {driver}, but NVML: {why}", unseen, "Check `nvidia-smi`.")
+        return [Check(name, "limited", f"driver {driver}, but NVML: {why}", unseen, "Check `nvidia-smi`.")]
     other = next((words for path, words in _OTHERS.items() if Path(path).exists()), "")
     if other:
         text = f"{other}: jobs are watched on it as on any device of torch, its health is not read"
-        return Check(name, "note", text)
-    return Check(name, "note", "no GPU, so jobs use CPU cores")
+        return [Check(name, "note", text)]
+    return [Check(name, "note", "no GPU, so jobs use CPU cores")]
+
+
+def gpu_health(found: Sequence[DeviceReading]) -> Check:
+    """What NVML says against single GPUs now; what must last before it counts is not seen in one look."""
+    name = "health of GPUs"
+    ill = [
+        (f"GPU {reading.index} ({reading.device[:_ID]}…): {judged.why}", judged.level)
+        for reading in found
+        if (judged := health_class.judge(health_class.DeviceMemory(), reading, 0.0)) is not None
+        and judged.level != "ok"
+    ]
+    listed = len(list(_LISTED.iterdir())) if _LISTED.is_dir() else 0
+    whole = len({reading.index for reading in found})
+    if listed > whole:
+        ill.append((f"the kernel lists {listed} GPUs and NVML {whole}", "failed"))
+    if not ill:
+        return Check(name, "ok", "NVML reports nothing against any of them")
+    said = "; ".join(text for text, _ in ill[:_MOST_ILL])
+    more = f" and {len(ill) - _MOST_ILL} more" if len(ill) > _MOST_ILL else ""
+    failed = any(level == "failed" for _, level in ill)
+    unseen = "no worker is placed on a GPU that failed" if failed else ""
+    fix = "Drain and reset it (`nvidia-smi -r`); if that does not help, replace it."
+    return Check(name, "limited", f"{said}{more}", unseen, fix)
 
 
 def kernel_log() -> Check:

@@ -36,7 +36,7 @@ def checks(facts: dict[str, Any]) -> list[Check]:
     if "error" in facts:
         fix = "Install it (`pip install torch`), and use the same environment for torchloom and the script."
         return [Check("torch", "broken", f"torch cannot be imported: {facts['error']}", fix=fix)]
-    return [torch(facts), accelerator(facts, len(known_gpus.gpus_or_why()[0])), completion(facts)]
+    return [torch(facts), accelerator(facts, len(known_gpus.readings_or_why()[0])), completion(facts)]
 
 
 def torch(facts: dict[str, Any]) -> Check:

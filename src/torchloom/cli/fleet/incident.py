@@ -70,7 +70,7 @@ def command(
         print()
         show_links(found["links"])
     for report in found["exits"]:
-        _show_exit(report, report["rank"] == found["culprit"] and not report["after_stop"])
+        _show_exit(report, report["rank"] in found["culprits"] and not report["after_stop"])
 
 
 def _show_rank(one: RankEvidenceView, blamed: bool) -> None:

@@ -9,6 +9,9 @@ from torchloom.cli.options import AnyJobArgument, JsonOption, WatchOption, api
 if TYPE_CHECKING:
     from torchloom.client.schema import IncidentChangeView, IncidentView
 
+_SHOWN = 4
+"""Ranks of an incident."""
+
 EXAMPLES = (
     ("loom incidents", "of all jobs"),
     ("loom incidents train-3f9a --json", "of one job, for a program"),
@@ -44,7 +47,7 @@ def show(found: list[IncidentView]) -> None:
                 incident["id"],
                 output.clock(incident["timeline"]["fault_ns"] or incident["timeline"]["detected_ns"]),
                 incident["job"] or "–",
-                "–" if incident["culprit"] is None else f"{incident['culprit']}",
+                _ranks(incident),
                 recovered(incident),
                 sentence(incident),
             )
@@ -53,6 +56,12 @@ def show(found: list[IncidentView]) -> None:
         nothing="no incidents",
         spare=("JOB",),
     )
+
+
+def _ranks(incident: IncidentView) -> str:
+    shown = [str(rank) for rank in incident["culprits"][:_SHOWN]]
+    more = [f"+{len(incident['culprits']) - _SHOWN}"] if len(incident["culprits"]) > _SHOWN else []
+    return " ".join(shown + more) or "–"
 
 
 def sentence(incident: IncidentView) -> str:

@@ -49,13 +49,13 @@ _NOTED_SWITCHES = {"--virtual-local-rank": "LOCAL_RANK is the rank on the host"}
 RESUME = ("auto", "no")
 
 
-class _Parser(argparse.ArgumentParser):
+class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message[:1].upper()}{message[1:]}", hint=f"see `{self.prog} --help`")
 
 
 def parser(verb: str) -> argparse.ArgumentParser:
-    made = _Parser(
+    made = OneLineParser(
         prog=f"loom {verb}",
         usage=f"loom {verb} [flags] script.py [arguments of the script]",
         description="Run a training script on several workers, supervised. Takes torchrun's flags.",

@@ -45,6 +45,7 @@ _NEVER = (
     "LOOM_NATS_",
     "LOOM_STORE_SECRET",
     "LOOM_MEMORY_SECRET",
+    "LOOM_LIGHTHOUSE_SECRET",
 )
 """torchloom's own."""
 _UNINTERESTING = frozenset(

@@ -3,7 +3,8 @@
 `serve` runs on the first node: a NATS server with one account per node of the allocation, and a control
 service; either is started again when it dies. `wait` prints its address when it answers. `agent` is the
 agent of the node that srun started it on. The nodes share one directory with the agents' secret
-keys and the certificate that proves the bus, private to the user; everything else is on local disks. `sweep`
+keys and the certificate that proves the bus, private to the user; everything else is on local disks. `watch`
+gives up nodes that are silent and that Slurm has given up, too (slurm_watch.py). `sweep`
 removes what agents that Slurm killed left in shared memory of a node.
 """
 
@@ -27,6 +28,7 @@ from torchloom.bus.nats_binary import find_server
 from torchloom.cli.cluster.authority import Authority, check_available, write_issued
 from torchloom.cli.cluster.host_files import bracketed
 from torchloom.cli.places.slurm_nodes import Slurm
+from torchloom.cli.places.slurm_watch import SlurmWatch
 from torchloom.cli.service.plan import Plan
 from torchloom.errors import LoomError, TimedOut, UsageError
 from torchloom.home import Home, private_directory
@@ -42,7 +44,7 @@ LEAVE_WITHIN_S = 600.0
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m torchloom.cli.places.allocation")
-    parser.add_argument("what", choices=("serve", "wait", "agent", "sweep"))
+    parser.add_argument("what", choices=("serve", "wait", "agent", "watch", "sweep"))
     parser.add_argument("--shared", type=Path, help="directory that every node sees")
     parser.add_argument("--slots", type=int, default=1)
     parser.add_argument("--while", dest="alive", type=int, help="pid of `serve`")
@@ -55,6 +57,9 @@ def main(argv: Sequence[str]) -> int:
                 return serve(Home.default(), options.shared, Slurm())
             case "wait":
                 return wait(Home.default(), options.shared, options.alive)
+            case "watch":
+                SlurmWatch(Slurm()).run()
+                return 0
             case "sweep":
                 return remove_left()
             case _:
@@ -99,6 +104,7 @@ def serve(home: Home, shared: Path, slurm: Slurm) -> int:
     commands = {
         "nats": ([str(find_server()), "-c", str(home.root / "nats.conf")], {}),
         "weaver": ([sys.executable, "-P", "-m", "torchloom.cli", "weaver", "--port", str(api_port)], weaver),
+        "watch": ([sys.executable, "-P", "-m", __spec__.name, "watch", "--shared", str(shared)], {}),
     }
     _write(shared / FILE, json.dumps({"url": url, "nodes": nodes, "home": str(home.root)}))
     print(f"torchloom: on {socket.gethostname()}: LOOM_HOME={home.root} loom top", file=sys.stderr)
@@ -117,7 +123,7 @@ def _certificate(home: Home, shared: Path, names: list[str]) -> dict[str, str]:
 
 
 def _keep(home: Home, commands: dict[str, tuple[list[str], dict[str, str]]]) -> int:
-    """Keep both processes alive until we are asked to end; then end them, the bus last."""
+    """Keep the processes alive until we are asked to end; then end them, the bus last."""
     ending: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _frame: ending.append(got))
@@ -137,7 +143,7 @@ def _keep(home: Home, commands: dict[str, tuple[list[str], dict[str, str]]]) -> 
                         command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | env
                     )
         time.sleep(LOOK_EVERY_S)
-    for name in ("weaver", "nats"):
+    for name in ("watch", "weaver", "nats"):
         if (process := running.get(name)) is not None:
             process.terminate()
             try:

@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchloom.errors import Conflict, LoomError, NotFound, UsageError
+from torchloom.errors import Conflict, LoomError, NotFound, TimedOut, UsageError
 from torchloom.model.ids import distinct_token
 
 if TYPE_CHECKING:
@@ -81,9 +82,10 @@ class Pod:
         address = self._env.get("POD_IP", "")
         return ["--address", address] if address else []
 
-    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, *words: str, **env: str) -> subprocess.Popen[bytes]:
         # A session of its own: a signal to our group must not reach the agent before we pass it on.
-        return subprocess.Popen([sys.executable, "-P", "-m", "torchloom.cli", *words], start_new_session=True)
+        command = [sys.executable, "-P", "-m", "torchloom.cli", *words]
+        return subprocess.Popen(command, start_new_session=True, env=self._env | env)
 
     def _follow(self) -> int:
         from torchloom.cli.places.trainer_status import TrainerStatus
@@ -114,7 +116,23 @@ class Pod:
     def _client(self) -> Client:
         from torchloom.client import Client, Endpoint
 
-        return Client(Endpoint.find())
+        token = self._token()
+        if not token:
+            return Client(Endpoint.find())
+        return Client(Endpoint(self._env.get("LOOM_ADDRESS", ""), token, ca=self._env.get("LOOM_CA", "")))
+
+    def _token(self) -> str:
+        """This pod's own token of the API, which its agent got when it joined; empty if others are used."""
+        from torchloom.cli.cluster.node_files import JoinedNode
+        from torchloom.home import Home
+
+        if self._env.get("LOOM_TOKEN") or not self._env.get("LOOM_ADDRESS"):
+            return ""
+        home = self._env.get("LOOM_POD_HOME", "")
+        joined = JoinedNode.read(Home(Path(home)) if home else Home.default())
+        if joined is None:
+            raise TimedOut("the agent of this pod has not joined yet")
+        return joined.api_token
 
     def _submit(self) -> bool:
         """Submit the job, unless this attempt has; what an earlier attempt left is replaced."""
@@ -135,7 +153,8 @@ class Pod:
                 body = job_request(options, self._env, os.getcwd())
                 body["labels"] = {**body.get("labels", {}), "pod": self._env.get("LOOM_NODE_FROM", "")[:63]}
                 client.submit(body, idempotency_key=f"pod-{self.job}-{self.attempt}")
-        self._log = self._start("logs", "--follow", self.job)
+        token = self._token()
+        self._log = self._start("logs", "--follow", self.job, **({"LOOM_TOKEN": token} if token else {}))
         return True
 
     def _look(self) -> JobDetail | None:

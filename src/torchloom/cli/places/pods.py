@@ -37,8 +37,12 @@ def pod_actions(
     pods: Sequence[Mapping[str, Any]],
     hosts: Sequence[Mapping[str, Any]],
     nodes: Iterable[Mapping[str, Any]],
+    namespaces: Iterable[str] = (),
 ) -> list[PodAction]:
-    """Compare what Kubernetes says (`pods`, `hosts`) with the nodes that the control service knows."""
+    """Compare what Kubernetes says (`pods` of these namespaces, `hosts`) with the nodes that the control
+    service knows. A node that joined as a pod and is not listed was deleted, whether or not it was ever seen
+    here."""
+    listed = frozenset(namespaces)
     by_node = {distinct_token(str(pod["metadata"]["name"])): pod for pod in pods}
     cordoned = {host["metadata"]["name"] for host in hosts if host.get("spec", {}).get("unschedulable")}
     found: list[PodAction] = []
@@ -47,7 +51,8 @@ def pod_actions(
         name = str(node["id"])
         known.add(name)
         pod = by_node.get(name)
-        if pod is None and name not in memory.seen:
+        was_pod = name in memory.seen or str(node.get("pod", "")).partition("/")[0] in listed
+        if pod is None and not was_pod:
             continue  # no pod of ours
         if node["state"] in ("unreachable", "left"):
             if why := _why_gone(pod):
@@ -61,6 +66,17 @@ def pod_actions(
             found.append(PodAction("open", name))
     memory.seen = (memory.seen & known) | by_node.keys()
     return found
+
+
+def unlisted(
+    memory: PodMemory, pods: Sequence[Mapping[str, Any]], nodes: Iterable[Mapping[str, Any]]
+) -> list[tuple[str, str]]:
+    """Namespace and name of pods that joined, are silent now and are not listed: they were deleted, or lack
+    the label by which pods are listed, and have to be asked for by name. Those seen before had it."""
+    known = {distinct_token(str(pod["metadata"]["name"])) for pod in pods} | memory.seen
+    silent = (n for n in nodes if n["state"] in ("unreachable", "left") and str(n["id"]) not in known)
+    found = (str(n.get("pod", "")).partition("/") for n in silent)
+    return [(namespace, name) for namespace, _, name in found if name]
 
 
 def _why_gone(pod: Mapping[str, Any] | None) -> str:

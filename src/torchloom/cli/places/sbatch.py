@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchloom.cli.jobs import flags
-from torchloom.cli.places.slurm_script import Batch, epilog, script
+from torchloom.cli.places.slurm_script import Batch, epilog, quoted, script
 from torchloom.errors import NotFound, UsageError
-from torchloom.model.ids import token_from
+from torchloom.model.ids import check_token, token_from
 
 EXAMPLE = "loom sbatch --nnodes 4 --nproc-per-node 8 --time 12:00:00 --gpus-per-node 8 train.py --lr 0.1"
 SAVE_S = 120
@@ -23,6 +23,7 @@ def main(argv: Sequence[str]) -> int:
     made.description = "Print a batch script that runs a job under Slurm. Takes the flags of `loom run`."
     made.epilog = f"example: {EXAMPLE}"
     _slurm_flags(made)
+    argv = _joined(argv)
     if any(word in ("-h", "--help") for word in argv[:1]):
         made.print_help()
         return 0
@@ -51,6 +52,8 @@ def main(argv: Sequence[str]) -> int:
             "directory that every node sees, or to s3://…",
             file=sys.stderr,
         )
+    if not (options.module or options.no_python) and not Path(options.script).exists():
+        print(f"loom: {options.script} does not exist here; the nodes must find it", file=sys.stderr)
     made_script = script(_batch(asked, options, [word for word in ours if word != "--"], argv[at:]))
     if not asked.submit:
         print(made_script, end="")
@@ -63,9 +66,11 @@ def _batch(
 ) -> Batch:
     workers = flags.worker_count(options, os.environ)
     nodes = flags.node_count(options, os.environ) + options.standby
-    directives = [f"--{name}={value}" for name in _NAMED if (value := getattr(asked, name.replace("-", "_")))]
+    directives = [
+        quoted(f"--{name}={value}") for name in _NAMED if (value := getattr(asked, name.replace("-", "_")))
+    ]
     least = flags.least_workers(options, os.environ)
-    name = options.name or token_from(_stem(options), "job")
+    name = check_token(options.name, "job name") if options.name else token_from(_stem(options), "job")
     return Batch(
         name=name,
         nodes=nodes,
@@ -121,16 +126,27 @@ def _slurm_flags(made: argparse.ArgumentParser) -> None:
 
 
 def _slurm_only() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    made = flags.OneLineParser(prog="loom sbatch", add_help=False, allow_abbrev=False)
     _slurm_flags(made)
     return made
 
 
+def _joined(argv: Sequence[str]) -> list[str]:
+    """`--sbatch --array=0-3` as one word: argparse takes the second one for a flag of ours."""
+    found: list[str] = []
+    for word in argv:
+        if found and found[-1] == "--sbatch":
+            found[-1] = f"--sbatch={word}"
+        else:
+            found.append(word)
+    return found
+
+
 def _directive(given: str) -> str:
     option = given if given.startswith("-") else f"--{given}"
-    if "\n" in option:
-        raise UsageError("An option of --sbatch is one line.")
-    return option
+    if "\n" in option or not option.strip("-"):
+        raise UsageError("--sbatch takes one option of sbatch, such as --sbatch constraint=a100.")
+    return option if set(option) & {"'", '"'} else quoted(option)  # what has quotes was quoted for sbatch
 
 
 def _without_name(words: Sequence[str]) -> list[str]:

@@ -44,6 +44,11 @@ class Slurm:
         except OSError as error:
             raise TimedOut(f"the address of {name} cannot be found ({error.strerror})") from None
 
+    def state(self, name: str) -> str:
+        """What Slurm says of a node, such as `IDLE` or `DOWN*`."""
+        said = re.search(r"\bState=(\S+)", self._ask("show", "node", name, "-o"))
+        return said.group(1) if said else ""
+
     def _ask(self, *words: str) -> str:
         try:
             done = subprocess.run(

@@ -44,7 +44,7 @@ def script(batch: Batch) -> str:
         "--requeue" if batch.requeue else "--no-requeue",
         "--open-mode=append",
         f"--signal=B:USR1@{batch.save_s}",
-        f"--chdir={batch.directory}",
+        quoted(f"--chdir={batch.directory}"),
         *(["--no-kill"] if batch.survives else []),
         *batch.directives,
     ]
@@ -96,6 +96,12 @@ rm -rf "$shared"
 [ $status -eq 0 ] && rm -rf "$LOOM_HOME"
 exit $status
 """
+
+
+def quoted(option: str) -> str:
+    """An option as it stands in a line `#SBATCH`, where sbatch reads quotes as a shell does."""
+    name, equals, value = option.partition("=")
+    return f"{name}={shlex.quote(value)}" if equals else option
 
 
 def epilog(python: str) -> str:

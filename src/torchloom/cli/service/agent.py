@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchloom.cli.cluster.node_files import JoinedNode
-from torchloom.errors import UsageError
+from torchloom.errors import LoomError, UsageError
 from torchloom.home import Home
 
 if TYPE_CHECKING:
@@ -108,11 +108,15 @@ async def _serve(home: Home, address: str | None, leave_within_s: float, *, supe
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     home.prepare()
-    node = node_name()
-    connecting = asyncio.create_task(
-        NatsBus.connect(bus_address(home, "agent", node), name=f"agent {node}", wait_s=CONNECT_WITHIN_S)
-    )
-    bus = await unless_stopped(connecting, stop)
+
+    async def connect() -> NatsBus:
+        await _join_as_pod(home, address or "127.0.0.1")
+        node = node_name()
+        return await NatsBus.connect(
+            bus_address(home, "agent", node), name=f"agent {node}", wait_s=CONNECT_WITHIN_S
+        )
+
+    bus = await unless_stopped(asyncio.create_task(connect()), stop)
     if bus is None:
         print("agent: stopped before it had started", file=sys.stderr)
         return
@@ -123,7 +127,7 @@ async def _serve(home: Home, address: str | None, leave_within_s: float, *, supe
     try:
         await serve(
             home,
-            node,
+            node_name(),
             bus,
             address=address or node_address(home),
             stop=stop,
@@ -138,6 +142,27 @@ async def _serve(home: Home, address: str | None, leave_within_s: float, *, supe
             await asyncio.gather(*side)
         await bus.close()
     print("agent: ended", file=sys.stderr)
+
+
+async def _join_as_pod(home: Home, address: str) -> None:
+    """A pod joins before anything else; it may start before the control service does."""
+    import asyncio
+
+    from torchloom.cli.cluster import pod_join
+
+    wait_s, said = pod_join.AGAIN_S, ""
+    while pod_join.must_join(home):
+        try:
+            joined = await asyncio.to_thread(pod_join.join_as_pod, home, address)
+            print(f"agent: admitted as the node {joined.node}", file=sys.stderr)
+        except UsageError:
+            raise
+        except LoomError as error:
+            if str(error) != said:
+                print(f"agent: cannot join yet: {error}; trying again", file=sys.stderr)
+            said = str(error)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, pod_join.AGAIN_AT_MOST_S)
 
 
 async def _mark(home: Home, ready: asyncio.Event) -> None:

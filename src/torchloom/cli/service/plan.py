@@ -105,7 +105,10 @@ def _seed() -> str:
 def bus_address(home: Home, role: Literal["weaver", "agent"], node: str) -> BusAddress:
     """Where a part of this home finds its bus: the environment's, the plan's, or our own server."""
     from torchloom.bus.embedded import EmbeddedNats
+    from torchloom.cli.cluster.derived import DerivedCluster
 
+    if role == "weaver" and (derived := DerivedCluster.of()) is not None:
+        return derived.weaver_bus()
     named = external_bus()
     if named is not None:
         return named

@@ -32,16 +32,20 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _renew(config: uvicorn.Config, certificate: Path | None, key: Path | None) -> None:
+def _stamps(certificate: Path, key: Path) -> tuple[int, ...]:
+    return tuple(file.stat().st_mtime_ns for file in (certificate, key))
+
+
+async def _renew(config: uvicorn.Config, certificate: Path, key: Path, used: tuple[int, ...]) -> None:
     """Use a certificate that was replaced from the next connection on; those that exist continue."""
-    if certificate is None or key is None or config.ssl is None:
-        return
-    used = certificate.stat().st_mtime_ns
+    assert config.ssl is not None
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
         try:
-            now = certificate.stat().st_mtime_ns
+            now = _stamps(certificate, key)
             if now != used:
+                # First elsewhere: a context that was given half of a pair can prove itself to nobody.
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
                 config.ssl.load_cert_chain(certificate, key)
                 used = now
                 log.info("the certificate of the API was replaced")
@@ -77,12 +81,16 @@ async def serve_api(
         ssl_keyfile=key,
     )
     server = _Server(config)
+    pair = (certificate, key) if certificate is not None and key is not None else None
+    used = _stamps(*pair) if pair is not None else ()
     config.load()
-    renewing = asyncio.create_task(_renew(config, certificate, key), name="certificate")
+    ending = []
+    if pair is not None:
+        ending.append(asyncio.create_task(_renew(config, *pair, used), name="certificate"))
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="uvicorn")
     stopping = asyncio.create_task(stop.wait(), name="api stop")
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
-    stopping.cancel()
-    renewing.cancel()
+    for task in (stopping, *ending):
+        task.cancel()
     await serving

@@ -29,6 +29,7 @@ from torchloom.bus.embedded import EmbeddedNats
 from torchloom.cli.cluster.host_files import ClusterHost
 from torchloom.cli.cluster.node_files import JoinedNode
 from torchloom.cli.service import cleanup, own_logs, parts
+from torchloom.cli.service.certificate_watch import CertificateWatch
 from torchloom.cli.service.launch import open_port, start_part
 from torchloom.cli.service.parts import PARTS, PartRecord
 from torchloom.cli.service.plan import HOST, Plan, external_bus, make_token, node_name
@@ -61,8 +62,10 @@ class Supervisor:
         self._cluster = ClusterHost.read(home)
         self._joined = JoinedNode.read(home)
         """A host that joined a cluster runs an agent and nothing else."""
-        self._certificate_at = 0
+        self._certificates = CertificateWatch.of(self._cluster) if self._cluster is not None else None
         self._store = StoreWatch(cluster=self._cluster is not None)
+        self._told_to_end = 0
+        """The process of the nats-server that was last asked to end because it stored nothing."""
         self._parts = {name: Watched(name) for name in PARTS}
         self._socket: socket.socket | None = None
         self._plan = Plan(port)
@@ -72,6 +75,9 @@ class Supervisor:
         """When the API answered last, on the monotonic clock; 0 before it was first asked."""
         self._unanswered = 0
         """Questions in a row since then."""
+        self._hung = 0
+        """How often the weaver was killed since then. On a slow host it may need longer for its start than it
+        is given: each one gets twice as long as the one before."""
         self._settled = False
         """Whether the API has answered once, or parts were adopted: there is a stack to keep alive. Until
         then, a part that cannot start is an error to report, and the supervisor gives up."""
@@ -180,6 +186,8 @@ class Supervisor:
     def _start_nats(self, watched: Watched) -> None:
         server = self._nats()
         try:
+            if self._certificates is not None:
+                self._certificates.starts()
             child = server.start()
             record = PartRecord.of("nats", child.pid)
             watched.started(record, child)
@@ -190,6 +198,8 @@ class Supervisor:
                 raise
             record = PartRecord.of("nats", pid)
             watched.adopt(record)
+            if self._certificates is not None:
+                self._certificates.adopted()
         _note(self._home, record)
 
     def _wait(self, wake: int) -> None:
@@ -253,34 +263,34 @@ class Supervisor:
 
         if self._ask(ask, timeout_s=HEALTH_WITHIN_S) or weaver.process is None or not self._answered_s:
             self._answered_s, self._unanswered = now_s, 0
+            self._hung = self._hung if weaver.process is None else 0
         else:
             self._unanswered += 1
             self._health_due_s = now_s + AGAIN_AFTER_S
             silent_s = now_s - max(self._answered_s, weaver.started_s)
-            if self._unanswered >= UNANSWERED and silent_s > HUNG_AFTER_S:
+            if self._unanswered >= UNANSWERED and silent_s > HUNG_AFTER_S * 2.0 ** min(self._hung, 5):
                 say(f"weaver: has not answered for {silent_s:.0f} s; it is restarted")
                 weaver.process.signal_group(signal.SIGKILL)
+                self._hung += 1
             return
         stuck_s = found[0].get("stuck_s", 0.0) if found else 0.0
         if nats is None or nats.process is None or not found:
             return
-        free = shutil.disk_usage(self._home.nats_dir).free
+        free, was_full = shutil.disk_usage(self._home.nats_dir).free, self._store.full
         if self._store.due(stuck_s, now_s - nats.started_s, free):
             say(f"nats: has stored nothing for {stuck_s:.0f} s with {free >> 20} MiB free; it is restarted")
-            nats.process.signal_group(signal.SIGTERM)
+            # A server that did not end when it was asked to may be stopped, or hang.
+            nats.process.signal_group(signal.SIGKILL if self._told_to_end == nats.pid else signal.SIGTERM)
+            self._told_to_end = nats.pid
+        elif self._store.full and not was_full:
+            say(f"nats: its disk is full ({free >> 20} MiB free)")
 
     def _renewed(self) -> None:
         """Tell the server when its certificate was replaced; the weaver notices by itself."""
-        if self._cluster is None or "nats" not in self._parts:
+        if self._cluster is None or self._certificates is None or "nats" not in self._parts:
             return
-        try:
-            at = max(path.stat().st_mtime_ns for path in (self._cluster.certificate, self._cluster.ca))
-        except OSError:
-            return
-        if at != self._certificate_at and self._certificate_at:
+        if self._certificates.look(cluster_nats(self._home, self._cluster)):
             say("nats: its certificate was replaced; it reads it again")
-            cluster_nats(self._home, self._cluster).reload()
-        self._certificate_at = at
 
     def _answers(self) -> bool:
         if self._joined is not None:

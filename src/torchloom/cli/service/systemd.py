@@ -13,10 +13,9 @@ def unit(home: Path, flags: Mapping[str, object]) -> str:
     loom = Path(sys.executable).parent / "loom"
     words = ["up", "--foreground"]
     for flag, value in flags.items():
-        words += [f"--{flag}", f'"{_escaped(str(value))}"'] if value is not None else []
+        words += [f"--{flag}", f'"{_escaped(str(value)).replace("$", "$$")}"'] if value is not None else []
     return f"""[Unit]
 Description=torchloom ({_escaped(str(home))})
-After=network-online.target
 
 [Service]
 Type=exec
@@ -36,5 +35,6 @@ WantedBy=default.target
 
 
 def _escaped(text: str) -> str:
-    """As systemd reads a quoted word: backslash, quote, and % and $ doubled."""
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    """As systemd reads a quoted word: backslash, quote, and % doubled. Only in the arguments of a command
+    a $ has a meaning, and is doubled, too."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")

@@ -100,8 +100,12 @@ def _show(plan: UpgradePlan) -> None:
         ((part.kind, part.name, part.shown, part.note) for part in plan.parts),
         nothing="nothing runs",
     )
-    stored = [one.schema for one in plan.schemas if one.stored and one.ok]
-    print(f"\nThis torchloom is {plan.version}. It reads the {', '.join(stored)} that exist.")
+    print(f"\nThis torchloom is {plan.version}.")
+    stored = [one for one in plan.schemas if one.stored and one.ok]
+    if stored:
+        print("It reads what is stored:")
+        for one in stored:
+            print(f"  {one.schema}, version {one.theirs}")
     for problem in plan.problems:
         print(f"problem: {problem}")
     if plan.steps:

@@ -62,9 +62,13 @@ def main(argv: Sequence[str]) -> int:
     options.keep_history = kept_history(options.keep_history)
     options.copies = asked_copies(options.copies)
 
+    from torchloom.cli.service.free_core import FreeCore
     from torchloom.cli.service.part_main import run_part
 
-    return run_part("weaver", options.part, lambda: _serve(Home.default(), options))
+    cores = FreeCore()
+    if options.part:
+        cores.leave()
+    return run_part("weaver", options.part, lambda: _serve(Home.default(), options), cores.use_all)
 
 
 def _as_in_cluster(options: argparse.Namespace, cluster: ClusterHost) -> None:
@@ -166,23 +170,28 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
         print("weaver: stopped before it had started", file=sys.stderr)
         return
     try:
+        from torchloom.cli.cluster.derived import DerivedCluster
         from torchloom.cli.cluster.issuer import ClusterIssuer
+        from torchloom.cli.places.pod_review import PodReview
         from torchloom.cli.service.shared_keys import keys_of
         from torchloom.weaver.job_keys import DerivedKeys
         from torchloom.weaver.service import Weaver
 
-        cluster = options.cluster
+        cluster, derived = options.cluster, DerivedCluster.of()
+        signing = cluster or derived
         weaver = Weaver(
             bus,
             name,
             keys_of(home) if cluster is None else DerivedKeys(cluster.environment_key),
             keep_history=options.keep_history,
-            issuer=None if cluster is None else ClusterIssuer(cluster),
+            issuer=None if signing is None else ClusterIssuer(signing),
+            reviewer=PodReview.of(os.environ),
+            server="" if cluster is None else cluster.this,
         )
         api = asyncio.create_task(
             serve_api(
                 weaver,
-                Tokens(token, home.tokens_file),
+                Tokens(token, home.tokens_file, weaver.admission.pod_of),
                 listener,
                 names_of(options),
                 stop,

@@ -24,6 +24,8 @@ def certainty(window: RankWindow, pace: Pace, limits: StuckLimits) -> tuple[bool
         return False, f"{facts.tracer} debugs it and may let it continue"
     if facts.state == "T":
         return True, "its process is stopped"
+    if facts.became:
+        return False, f"its process has become another program ({facts.became}); the job may know of it"
     if window.accelerator is not None and window.accelerator.state == "failed":
         return True, f"its device failed ({window.accelerator.error or 'no reason given'})"
     if life := words.living(window):
@@ -66,6 +68,12 @@ def may_act(windows: Sequence[RankWindow], lasting_s: float, act_s: float) -> bo
 
 def ended(window: RankWindow) -> bool:
     return window.dead or (window.process.state == "T" and not window.process.tracer)
+
+
+def is_out(window: RankWindow) -> bool:
+    """Whether it takes part no more, however short its pace is known: stopped, dead, or another program. The
+    last may be meant, so it is not certain, but nothing that a program does by itself looks like it."""
+    return ended(window) or bool(window.process.became)
 
 
 def frozen(window: RankWindow, limits: StuckLimits) -> bool:

@@ -8,9 +8,10 @@ from collections.abc import Collection, Sequence
 from msgspec import Struct
 
 from torchloom.core.detect import wide
+from torchloom.core.detect.comparable import by_role
 from torchloom.core.detect.own_times import MAX_STEPS, Peers, own_times, typical_step_ns
 from torchloom.core.detect.robust import median
-from torchloom.core.detect.window import RankWindow, by_role
+from torchloom.core.detect.window import RankWindow
 
 
 class Cost(Struct, frozen=True):

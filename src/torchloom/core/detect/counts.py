@@ -9,13 +9,14 @@ blamed for having made more: a rank that missed counting one of its steps looks 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from torchloom.core.detect import words
+from torchloom.core.detect.board import GroupRows, WindowBoard
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Evidence, Finding
 
@@ -56,94 +57,80 @@ def count(windows: Sequence[RankWindow], known: Tallies) -> tuple[dict[str, Tall
     """Take in what is new; who is behind now."""
     tallies: dict[str, Tally] = {}
     found: list[Finding] = []
-    news = _News(known)
-    for group, (size, members) in _members(windows).items():
-        if len(members) != size or size < 2:
+    board = WindowBoard.of(windows)
+    news = _News(board)
+    for name, group in board.groups.items():
+        if len(group.ranks) != group.size or group.size < 2:
             continue
-        ranks = tuple(members)
-        tally = known.get(group)
-        if tally is None or tally.ranks != ranks:
-            ranks = tuple(sorted(ranks))
+        tally = known.get(name)
+        if tally is None or tally.ranks != group.ranks:
+            ranks = tuple(sorted(group.ranks))
             if tally is None or tally.ranks != ranks:
                 tally = Tally(ranks, 0, 0)
-        alike = news.alike(members, tally.step)
-        if alike is not None:
-            for step, number in alike:
-                tally = _take_equal(tally, step, number)
-        else:
-            for step, made in _fresh(members, tally.step):
-                tally = _take(tally, step, made)
-        tallies[group] = tally
+        for step, made in news.of(group, tally.step):
+            tally = _take_equal(tally, step, made) if isinstance(made, int) else _take(tally, step, made)
+        tallies[name] = tally
         if tally.behind and tally.odd >= STAYS:
-            found.append(_say(group, tally, windows))
+            found.append(_say(name, tally, windows))
     return tallies, found
 
 
-_Members = dict[int, tuple[int, RankWindow]]
-_ONE = attrgetter("step", "made")
-_Made = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
-
-
-def _members(windows: Sequence[RankWindow]) -> dict[str, tuple[int, _Members]]:
-    """Group → its size, and its ranks with the place it has in their tables."""
-    found: dict[str, tuple[int, _Members]] = {}
-    for window in windows:
-        for place, group in enumerate(window.groups):
-            name = group.name
-            if name not in found:
-                found[name] = group.size, {}
-            found[name][1][window.rank] = place, window
-    return found
+_Made = tuple[tuple[int, int], ...]
 
 
 class _News:
-    """The usual case: all ranks of a group have completed the same steps and made the same number of
-    collectives in each. Then it suffices to compare what is new of each rank as a whole."""
+    """What each group's ranks have made by the ends of newer steps. In the usual case all ranks of the job
+    made the same, and it suffices to compare them once for all groups."""
 
-    def __init__(self, known: Tallies) -> None:
-        # Most groups were looked at up to here, so what is newer is taken from each window once.
-        self._since = max((t.step for t in known.values()), default=0)
-        self._made: dict[int, _Made] = {}
+    def __init__(self, board: WindowBoard) -> None:
+        self._board = board
+        self._alike: dict[int, _Made | None] = {}
+        self._first, self._last = board.span()
+        self._odd: dict[int, dict[int, _Made]] = {
+            row: {one.step: one.made for one in board[row].steps} for row in board.gaps
+        }
 
-    def alike(self, members: _Members, last: int) -> list[tuple[int, int]] | None:
-        """Newer steps, and how many each rank had made by their ends; None where ranks differ in anything."""
-        place, window = next(iter(members.values()))
-        if last != self._since:
-            # It is not used in every step, or its ranks were not all there.
-            told = any(at == place for s in window.steps if s.step > last for at, _ in s.made)
-            return None if told else []
-        first = self._of(window)
-        for at, other in members.values():
-            if at != place or self._of(other) != first:
-                return None
-        return [(step, number) for step, made in first for at, number in made if at == place]
-
-    def _of(self, window: RankWindow) -> _Made:
-        made = self._made.get(window.rank)
-        if made is None:
-            steps, since = window.steps, self._since
-            number = steps[-1].step - since if steps else 0
-            if number <= 0:
-                made = ()
-            elif number <= len(steps) and steps[-number].step == since + 1:
-                made = tuple(map(_ONE, steps[-number:]))  # without a gap, as nearly always
+    def of(self, group: GroupRows, after: int) -> Iterator[tuple[int, int | dict[int, int]]]:
+        """Newer steps, in order, in which all ranks used the group: the number that each had made by its end,
+        or by rank where they differ."""
+        place = group.place
+        for step in self._steps(group, after):
+            if place is not None and (same := self._same(step)) is not None:
+                number = _at(same, place)
+                if number is not None:
+                    yield step, number
+                continue
+            made = self._board.made_in(group, step)
+            by_rank: dict[int, int] = {}
+            for rank, row, at, told in zip(group.ranks, group.rows, group.places, made, strict=True):
+                number = _at(self._odd[row].get(step, ()), at) if row in self._odd else told
+                if number is None:
+                    break
+                by_rank[rank] = number
             else:
-                made = tuple(_ONE(one) for one in steps if one.step > since)
-            self._made[window.rank] = made
-        return made
+                yield step, by_rank
+
+    def _steps(self, group: GroupRows, after: int) -> Sequence[int]:
+        board = self._board
+        if after >= self._last and len(group.rows) == len(board):
+            return ()
+        steps = board.common_of(group)
+        return steps[bisect_right(steps, after) :]
+
+    def _same(self, step: int) -> _Made | None:
+        """What all ranks had made by the end of a step, by place, if it is the same."""
+        if step not in self._alike:
+            self._alike[step] = None
+            if self._first <= step <= self._last and not self._odd:
+                self._alike[step] = self._board.same_made(step)
+        return self._alike[step]
 
 
-def _fresh(members: Mapping[int, tuple[int, RankWindow]], last: int) -> list[tuple[int, dict[int, int]]]:
-    """Newer steps, in order, in which all ranks used the group: how many each had made by its end."""
-    by_step: dict[int, dict[int, int]] = {}
-    for rank, (place, window) in members.items():
-        for one in reversed(window.steps):
-            if one.step <= last:
-                break
-            for where, made in one.made:
-                if where == place:
-                    by_step.setdefault(one.step, {})[rank] = made
-    return [(step, made) for step, made in sorted(by_step.items()) if len(made) == len(members)]
+def _at(made: _Made, place: int) -> int | None:
+    for where, number in made:
+        if where == place:
+            return number
+    return None
 
 
 def _take(tally: Tally, step: int, made: Mapping[int, int]) -> Tally:

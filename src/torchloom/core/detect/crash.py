@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from torchloom.core.detect import words
+from torchloom.core.detect.board import DEAD, WindowBoard
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Evidence, Finding
 
@@ -12,7 +13,7 @@ from torchloom.model.findings import Evidence, Finding
 def crashes(windows: Sequence[RankWindow]) -> list[Finding]:
     """All ranks that died on their own. A rank that died of a lost connection followed another one and is
     named only if no other is dead: its peer may be on an unreachable node."""
-    dead = [w for w in windows if w.dead]
+    dead = WindowBoard.of(windows).with_mark(DEAD)
     own = [w for w in dead if not w.process.connection_lost]
     if not dead:
         return []

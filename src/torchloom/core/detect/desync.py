@@ -7,11 +7,12 @@ and what ends well is nobody's fault.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from torchloom.core.detect import words
+from torchloom.core.detect.board import WindowBoard
 from torchloom.core.detect.joined import joined
 from torchloom.core.detect.thresholds import Pace, StuckLimits, certain_report_s
 from torchloom.core.detect.window import PAIRWISE, ROOTED, Collective, RankWindow
@@ -35,19 +36,22 @@ def desync(
     """The desync, if there is one: what follows from it in other groups is not reported. `refused`: a backend
     gave up because of a size, so sizes are compared that may differ otherwise."""
     uneven = NEVER_ALIKE if refused else MAY_BE_UNEVEN
-    stuck = {
-        (c.group, c.group_seq)
-        for w in windows
-        for c in w.collectives
-        if (c.under_way or c.failed) and c.exact and c.group_seq and c.op not in PAIRWISE
-    }
-    met: dict[tuple[str, int], list[tuple[RankWindow, Collective]]] = {}
-    for window in windows:
-        for c in window.collectives:
-            place = (c.group, c.group_seq)
-            if place in stuck and c.exact and c.op not in PAIRWISE:
-                met.setdefault(place, []).append((window, c))
-    found = [f for place in sorted(met) if (f := _judge(met[place], pace, limits, uneven)) is not None]
+    board = WindowBoard.of(windows)
+    stuck: set[tuple[str, int]] = set()
+    met: dict[tuple[str, int], list[tuple[int, Collective]]] = {}
+    for row, inside in board.busy():
+        for c in inside:
+            if c.exact and c.op not in PAIRWISE:
+                place = c.group, c.group_seq
+                met.setdefault(place, []).append((row, c))
+                if place not in stuck and (c.under_way or c.failed) and c.group_seq:
+                    stuck.add(place)
+    found = []
+    for place in sorted(stuck):
+        if _differ([c for _, c in met[place]]):  # otherwise no window is made, of thousands of ranks
+            here = [(board[row], c) for row, c in met[place]]
+            if (one := _judge(here, pace, limits, uneven)) is not None:
+                found.append(one)
     found.sort(key=lambda f: -f.lasting_s)
     # What follows from the first concerns the same ranks; others that are odd elsewhere erred themselves.
     apart: list[Finding] = []
@@ -62,6 +66,10 @@ def desync(
 def _signature(c: Collective, uneven: Collection[str]) -> Signature:
     root = c.peer if c.op in ROOTED and c.peer is not None else -1
     return c.op, -1 if c.op in uneven else c.bytes, c.dtype, root, c.reduction
+
+
+def _differ(here: Sequence[Collective]) -> bool:
+    return len({(c.op, c.bytes, c.peer, c.dtype, c.reduction) for c in here}) > 1
 
 
 def _judge(
@@ -90,6 +98,7 @@ def _judge(
             for s in sorted(votes)
         )
         sentence = f"ranks do not agree about #{example.group_seq} of group {example.group}: {sides}"
+        sentence += _departed(here, said, uneven)
     else:
         sentence = (
             f"{names} called {_say(said[odd[0][0].rank])} as #{example.group_seq} of group {example.group} "
@@ -110,6 +119,38 @@ def _judge(
         ask=tuple(sorted(w.rank for w, _ in here))[:_ASKED],
         inputs={"report_s": report_s, "group_seq": example.group_seq},
     )
+
+
+def _departed(
+    here: Sequence[tuple[RankWindow, Collective]], said: Mapping[int, Signature], uneven: Collection[str]
+) -> str:
+    """Which of two sides did not do what the finished operations before repeat. That is no proof: at the end
+    of an epoch the one that continues as before is wrong. So it is said, and nobody is blamed for it."""
+    due = {_due(w, c, uneven) for w, c in here}
+    if len(due) != 1 or None in due:
+        return ""
+    (usual,) = due
+    kept = [w.rank for w, _ in here if said[w.rank] == usual]
+    left = [w.rank for w, _ in here if said[w.rank] != usual]
+    if not kept or not left:
+        return ""
+    continues, departs = ("s" if len(some) == 1 else "" for some in (kept, left))
+    return (
+        f"; {words.ranks_text(kept)} continue{continues} the order of the operations before, and "
+        f"{words.ranks_text(left)} depart{departs} from it"
+    )
+
+
+def _due(window: RankWindow, at: Collective, uneven: Collection[str]) -> Signature | None:
+    """What would come next if this rank's operations of the group repeated once more; None if they do not."""
+    before: list[Signature] = []
+    for c in reversed(window.collectives):
+        if c.group == at.group and c.finished_ns and c.group_seq == at.group_seq - len(before) - 1:
+            before.append(_signature(c, uneven))  # the newest first
+    for period in range(1, len(before) // 2 + 1):
+        if all(a == b for a, b in zip(before, before[period:], strict=False)):
+            return before[period - 1]
+    return None
 
 
 def _say(signature: Signature) -> str:

@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from torchloom.core.detect.window import PAIRWISE, Collective, GroupPosition, RankWindow
+from torchloom.core.detect.board import DEAD, WindowBoard
+from torchloom.core.detect.members import Members
+from torchloom.core.detect.window import ANY_SOURCE, PAIRWISE, Collective, RankWindow
+from torchloom.model.windows import age_ns
 
 Key = tuple[str, int, int, int]
-"""Group, number, and for a send or recv the two ranks within the group (else -1, -1)."""
+"""Group, number, and for a send or recv the two ranks within the group (else -1, -1). A receive from anybody
+has the number 0, -2 and the rank."""
+Standing = tuple[int, Collective]
+"""The row of a rank, and what it is in."""
 
 
 class CollectiveWait(Struct, frozen=True):
@@ -34,6 +41,13 @@ class CollectiveWait(Struct, frozen=True):
     maybe: tuple[int, ...] = ()
     """Ranks of the job that have never used the group: the unknown members are among them. Empty if not all
     ranks of the job were seen."""
+    beside: tuple[int, ...] = ()
+    """Members that have this operation in progress as well, but stand at an earlier one, of a batch, another
+    peer or another group."""
+    held: tuple[int, ...] = ()
+    """Those of `beside` whose device is known not to have come here, because it stands at that other one."""
+    behind: tuple[int, ...] = ()
+    """Of `ranks` and `beside`: the device has not come here and stands in no other operation either."""
 
 
 class Graph(Struct, frozen=True):
@@ -44,8 +58,8 @@ class Graph(Struct, frozen=True):
     """Waiting ranks that entered without waiting: they may be busy with something else."""
     awaited: dict[int, tuple[Key, ...]]
     """At which places each rank is absent."""
-    members: dict[str, dict[int, tuple[RankWindow, GroupPosition]]] = {}
-    """By group, and rank within it."""
+    members: dict[str, Members] = {}
+    """By group that somebody waits in, and rank within it."""
     in_group: dict[str, list[int]] = {}
     """By group, the ranks that wait in a collective of all its members."""
 
@@ -53,55 +67,76 @@ class Graph(Struct, frozen=True):
 def build(windows: Sequence[RankWindow], whole: bool = True) -> Graph:
     """The graph of all living ranks that are in a collective. `whole`: there is a window of every rank of the
     job, with all groups that it has used."""
-    members: dict[str, dict[int, tuple[RankWindow, GroupPosition]]] = {}
-    for window in windows:
-        for position in window.groups:
-            members.setdefault(position.name, {})[position.rank] = (window, position)
+    board = WindowBoard.of(windows)
     at: dict[int, Key] = {}
     in_group: dict[str, list[int]] = {}
     weak: set[int] = set()
-    met: dict[Key, list[tuple[RankWindow, Collective]]] = {}
-    for window in windows:
-        collective = None if window.dead else blocking(window)
-        if collective is None or collective.group_seq == 0 or not collective.exact:
+    met: dict[Key, list[Standing]] = {}
+    from_anybody: list[Standing] = []
+    several: list[tuple[int, Sequence[Collective]]] = []
+    dead, ranks = board.marked(DEAD), board.ranks
+    for row, inside in board.busy():
+        if row in dead:
             continue
-        key = _key(window, collective)
-        at[window.rank] = key
+        rank = ranks[row]
+        collective = blocking(inside)
+        if collective is None:
+            continue
+        if collective.op == ANY_SOURCE:
+            at[rank] = collective.group, 0, -2, rank
+            from_anybody.append((row, collective))
+            several.append((row, inside))
+            continue
+        if collective.group_seq == 0 or not collective.exact:
+            continue
+        key = at[rank] = _key(board, row, collective)
         if key[2] == -1:
-            in_group.setdefault(key[0], []).append(window.rank)
-        met.setdefault(key, []).append((window, collective))
+            in_group.setdefault(key[0], []).append(rank)
+        met.setdefault(key, []).append((row, collective))
         if not collective.waited and not collective.on_device:
-            weak.add(window.rank)
-    waits = {key: _wait(key, here, members.get(key[0], {}), windows, whole) for key, here in met.items()}
+            weak.add(rank)
+        if len(inside) > 1 or collective.approaching:
+            several.append((row, inside))
+    members = {name: Members(board, name) for name in dict.fromkeys(key[0] for key in at.values())}
+    taken_ns = board.taken_at_ns() if met or from_anybody else ()
+    waits = {key: _wait(key, here, members[key[0]], board, taken_ns, whole) for key, here in met.items()}
+    for row, collective in from_anybody:
+        rank = ranks[row]
+        waits[at[rank]] = _anybody(rank, age_ns(taken_ns[row], collective), collective, members, at)
+    _add_others(waits, at, board, several)
     awaited: dict[int, list[Key]] = {}
     for key, wait in waits.items():
-        for rank in wait.absent:
+        for rank in (*wait.absent, *wait.held):
             awaited.setdefault(rank, []).append(key)
     absent = {rank: tuple(keys) for rank, keys in awaited.items()}
     return Graph(waits, at, frozenset(weak), absent, members, in_group)
 
 
-def blocking(window: RankWindow) -> Collective | None:
-    """What holds the rank up: what it waits in, else its oldest asynchronous operation. On a device that is
-    the oldest one that is not done, however far ahead the host is."""
-    for collective in window.collectives:
-        if collective.under_way and (collective.waited or collective.on_device):
-            return collective
-    return window.waits()
+def blocking(inside: Sequence[Collective]) -> Collective | None:
+    """What holds a rank with these collectives up: what it waits in, else its oldest asynchronous operation.
+    On a device that is the oldest one that is not done, however far ahead the host is."""
+    oldest = None
+    for collective in inside:
+        if collective.under_way:
+            if collective.waited or collective.on_device:
+                return collective
+            oldest = oldest or collective
+    return oldest
 
 
 def past(wait: CollectiveWait, graph: Graph, by_rank: Mapping[int, RankWindow]) -> list[RankWindow]:
     """Members that have left the operation others are still in: a rank may be done with its part of it before
     the last of what it sends has gone out."""
     at = wait.collective
-    elsewhere = {w.rank for w in before(wait, graph, by_rank)}.union(wait.ranks, wait.absent)
-    found = []
-    for window, place in graph.members.get(at.group, {}).values():
-        if window.dead or window.rank in elsewhere:
-            continue
-        if at.op not in PAIRWISE or place.rank == at.peer:
-            found.append(window)
-    return sorted(found, key=lambda w: w.rank)
+    elsewhere = {w.rank for w in before(wait, graph, by_rank)}.union(wait.ranks, wait.absent, wait.beside)
+    members = graph.members.get(at.group)
+    if members is None:
+        return []
+    others = [place for place, rank in zip(members, members.ranks, strict=True) if rank not in elsewhere]
+    if at.op in PAIRWISE:
+        others = [place for place in others if place == at.peer]
+    found = (members[place][0] for place in others)
+    return sorted((w for w in found if not w.dead), key=lambda w: w.rank)
 
 
 def before(wait: CollectiveWait, graph: Graph, by_rank: Mapping[int, RankWindow]) -> list[RankWindow]:
@@ -140,7 +175,7 @@ def cycles(graph: Graph) -> list[frozenset[int]]:
 
     Where it is not known which ranks are missing, a circle must hold for all that may be.
     """
-    missed = {key: (*wait.absent, *wait.maybe) for key, wait in graph.waits.items()}
+    missed = {key: (*wait.absent, *wait.held, *wait.maybe) for key, wait in graph.waits.items()}
     reach: dict[Key, frozenset[Key]] = {
         key: frozenset(graph.at[r] for r in ranks if r in graph.at) for key, ranks in missed.items()
     }
@@ -155,10 +190,10 @@ def cycles(graph: Graph) -> list[frozenset[int]]:
     return found
 
 
-def _key(window: RankWindow, collective: Collective) -> Key:
+def _key(board: WindowBoard, row: int, collective: Collective) -> Key:
     if collective.op not in PAIRWISE:
         return collective.group, collective.group_seq, -1, -1
-    me = next((g.rank for g in window.groups if g.name == collective.group), -1)
+    me = next((g.rank for g in board.outlines()[row].groups if g.name == collective.group), -1)
     peer = -1 if collective.peer is None else collective.peer
     first, second = (me, peer) if collective.op == "send" else (peer, me)
     return collective.group, collective.group_seq, first, second
@@ -166,44 +201,88 @@ def _key(window: RankWindow, collective: Collective) -> Key:
 
 def _wait(
     key: Key,
-    here: Sequence[tuple[RankWindow, Collective]],
-    members: Mapping[int, tuple[RankWindow, GroupPosition]],
-    windows: Sequence[RankWindow],
+    here: Sequence[Standing],
+    members: Members,
+    board: WindowBoard,
+    taken_ns: Sequence[int],
     whole: bool,
 ) -> CollectiveWait:
-    ranks = tuple(sorted(w.rank for w, _ in here))
-    ages = [w.age_s(c) for w, c in here]
+    ranks = tuple(sorted([board.ranks[row] for row, _ in here]))
+    ages_ns = [age_ns(taken_ns[row], c) for row, c in here]
     collective = here[0][1]
     absent: list[int] = []
     unknown, proven = 0, True
     if collective.op in PAIRWISE:
         absent, unknown, proven = _absent_partner(key, here, members)
     else:
-        size = next((p.size for _, p in members.values()), 0)
-        absent = [w.rank for w, p in members.values() if p.entered < collective.group_seq]
-        if size == len(windows) > len(members):
+        absent = members.not_entered(collective.group_seq)
+        if members.size == len(board) > len(members):
             # A group of all ranks: a rank that never used it is a member too.
-            used = {w.rank for w, _ in members.values()}
-            absent += [w.rank for w in windows if w.rank not in used]
+            used = set(members.ranks)
+            absent += [rank for rank in board.ranks if rank not in used]
         else:
-            unknown = size - len(members)
+            unknown = members.size - len(members)
     maybe: tuple[int, ...] = ()
     if whole and unknown and collective.op not in PAIRWISE:
-        used = {w.rank for w, _ in members.values()}
-        maybe = tuple(w.rank for w in windows if w.rank not in used)
+        used = set(members.ranks)
+        maybe = tuple(rank for rank in board.ranks if rank not in used)
         if len(maybe) == unknown:
             # All others are members, and none has come.
             absent, unknown, maybe = [*absent, *maybe], 0, ()
-    timeout_s = max((p.timeout_s for _, p in members.values()), default=0.0)
+    longest_s, shortest_s = max(ages_ns) / 1e9, min(ages_ns) / 1e9
+    missed = tuple(sorted(absent))
     return CollectiveWait(
-        collective, ranks, tuple(sorted(absent)), unknown, proven, max(ages), min(ages), timeout_s, maybe
+        collective, ranks, missed, unknown, proven, longest_s, shortest_s, members.timeout_s, maybe
     )
+
+
+def _anybody(
+    rank: int, ns: int, collective: Collective, members: Mapping[str, Members], at: Mapping[int, Key]
+) -> CollectiveWait:
+    """Who receives from anybody waits for those that wait for nobody: it is likely, and never proven."""
+    others = members[collective.group]
+    absent = tuple(sorted(one for one in others.ranks if one not in at))
+    return CollectiveWait(collective, (rank,), absent, 0, False, ns / 1e9, ns / 1e9, others.timeout_s)
+
+
+def _add_others(
+    waits: dict[Key, CollectiveWait],
+    at: Mapping[int, Key],
+    board: WindowBoard,
+    several: Sequence[tuple[int, Sequence[Collective]]],
+) -> None:
+    """Who else is in each operation: a host that runs ahead, or a batch, has several in progress. `several`
+    are the rows that may."""
+    beside: dict[Key, list[int]] = {}
+    held: dict[Key, list[int]] = {}
+    behind: dict[Key, list[int]] = {}
+    for row, inside in several:
+        rank = board.ranks[row]
+        first = blocking(inside)
+        for collective in inside:
+            if not collective.under_way or not collective.group_seq or not collective.exact:
+                continue
+            key = _key(board, row, collective)
+            if key not in waits:
+                continue
+            if key != at[rank]:
+                beside.setdefault(key, []).append(rank)
+            if collective.approaching:
+                stuck = first is not None and first.approaching
+                (behind if stuck else held).setdefault(key, []).append(rank)
+    for key in {*beside, *held, *behind}:
+        waits[key] = replace(
+            waits[key],
+            beside=tuple(sorted(set(beside.get(key, ())))),
+            held=tuple(sorted(set(held.get(key, ())))),
+            behind=tuple(sorted(set(behind.get(key, ())))),
+        )
 
 
 def _absent_partner(
     key: Key,
-    here: Sequence[tuple[RankWindow, Collective]],
-    members: Mapping[int, tuple[RankWindow, GroupPosition]],
+    here: Sequence[Standing],
+    members: Members,
 ) -> tuple[list[int], int, bool]:
     if len(here) > 1:
         return [], 0, True

@@ -6,14 +6,16 @@ reported to hang, and where ranks disagree or hang no slowness is reported.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from torchloom.core.detect import words
-from torchloom.core.detect.attribute import changed_ranks, slower_job, stragglers
+from torchloom.core.detect.attribute import against_own_past, changed_ranks, slower_job, stragglers
+from torchloom.core.detect.board import LEFT, PHASE, UNRECORDED, VALUES, WindowBoard
+from torchloom.core.detect.bursts import LongSteps, note
+from torchloom.core.detect.comparable import by_role
 from torchloom.core.detect.counts import Tally, count
 from torchloom.core.detect.crash import crashes, lost_nodes
 from torchloom.core.detect.desync import desync
@@ -27,8 +29,15 @@ from torchloom.core.detect.slow import SlowLimits, Trigger, watch
 from torchloom.core.detect.stages import uneven_stages
 from torchloom.core.detect.still import silent_children
 from torchloom.core.detect.thresholds import EXCUSED, PLAIN, Pace, StuckLimits, with_pause, with_steps
-from torchloom.core.detect.transfers import Level, expected_times, slow_transfers, watch_levels
+from torchloom.core.detect.transfers import (
+    Level,
+    expected_times,
+    slow_transfers,
+    usual_crowd,
+    watch_levels,
+)
 from torchloom.core.detect.unlike import other_operations
+from torchloom.core.detect.watched_metrics import CURVES
 from torchloom.core.detect.why_late import traced
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Finding
@@ -75,6 +84,8 @@ class Memory(Struct, frozen=True):
     held: dict[int, HeldRank] = {}
     own_ns: dict[int, float] = {}
     """By rank, its usual own time of a step: what it is compared with where nobody does the same."""
+    long: LongSteps = LongSteps()
+    """Steps in which a rank took much longer than its peers."""
     localised_step: int = 0
     slow: tuple[Finding, ...] = ()
     """What the last look for slowness found."""
@@ -105,7 +116,8 @@ def judge(
     if settings != memory.settings:
         changed = memory.trigger.last_step if memory.settings is not None else None
         memory = replace(memory, settings=settings, changed_step=changed)
-    here = [w for w in windows if not w.left]
+    windows = WindowBoard.of(windows)
+    here = WindowBoard.of([w for w in windows if not w.left]) if windows.marked(LEFT) else windows
     memory = _learn(here, _learn_beats(here, memory), limits)
     memory, found = _numbers(here, memory)
     found += lost_nodes(unheard, ranks_of or {})
@@ -125,19 +137,19 @@ def _trains(windows: Sequence[RankWindow], memory: Memory) -> bool:
     return any(w.idle_s < within_s for w in windows)
 
 
-def _stuck(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> list[Finding]:
-    pace = memory.pace if any(w.steps_done for w in windows) else memory.beats
+def _stuck(windows: WindowBoard, memory: Memory, limits: AllLimits) -> list[Finding]:
+    pace = memory.pace if windows.trains() else memory.beats
     if found := not_joined(windows, pace, limits.hang):
         return found
-    if len({w.records for w in windows}) > 1:
+    if 0 < len(windows.marked(UNRECORDED)) < len(windows):
         return []  # a rank whose collectives are not recorded would look absent from all of them
     found = desync(windows, pace, limits.hang) or hangs(windows, pace, limits.hang)
     return found or silent_children(windows, limits.hang)
 
 
-def _learn_beats(windows: Sequence[RankWindow], memory: Memory) -> Memory:
+def _learn_beats(windows: WindowBoard, memory: Memory) -> Memory:
     """The pace of a program that makes no steps (no optimizer): how long it goes without a new collective."""
-    if any(w.steps_done for w in windows):
+    if windows.trains():
         return memory
     first = windows[0]
     entered = sum(g.entered for g in first.groups)
@@ -151,21 +163,15 @@ def _learn_beats(windows: Sequence[RankWindow], memory: Memory) -> Memory:
     return replace(memory, beats=beats, beat=(entered, first.taken_ns))
 
 
-def _learn(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> Memory:
+def _learn(windows: WindowBoard, memory: Memory, limits: AllLimits) -> Memory:
     """Feed new steps of the job: the time of a step is the median over the ranks that completed it."""
     last = memory.trigger.last_step
-    fresh: defaultdict[int, list[int]] = defaultdict(list)
-    for window in windows:
-        for one in reversed(window.steps):
-            number = one.step
-            if number <= last:
-                break
-            fresh[number].append(one.step_ns)
-    steps = sorted(s for s, times in fresh.items() if len(times) > len(windows) / 2)
-    if not steps:
+    fresh = [(s, *windows.step_median_s(s)) for s in windows.by_most(last)]
+    by_most = [(step, step_s) for step, count, step_s in fresh if count > len(windows) / 2]
+    if not by_most:
         return memory
     trigger = memory.trigger
-    times = [_median_s(fresh[s]) for s in steps]
+    steps, times = [step for step, _ in by_most], [step_s for _, step_s in by_most]
     lasts = _lasts(memory, limits.slow)
     for step, step_s in zip(steps, times, strict=True):
         trigger = watch(trigger, step, step_s, limits.slow, lasts)
@@ -183,14 +189,6 @@ def _learn(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> 
     return replace(memory, pace=pace, trigger=trigger, transfers=levels)
 
 
-def _median_s(times_ns: list[int]) -> float:
-    """As the median of the times in seconds, with a division for the middle ones only."""
-    times_ns.sort()
-    half = len(times_ns) // 2
-    upper = times_ns[half] / 1e9
-    return upper if len(times_ns) % 2 else (times_ns[half - 1] / 1e9 + upper) / 2
-
-
 def _lasts(memory: Memory, limits: SlowLimits) -> bool:
     """Whether the job was found to be slower, which must not become usual meanwhile. Where somebody changed
     the settings just before or since then, it may be meant so."""
@@ -200,7 +198,7 @@ def _lasts(memory: Memory, limits: SlowLimits) -> bool:
     return not limits.may_be_meant(began, memory.changed_step)
 
 
-def _numbers(windows: Sequence[RankWindow], memory: Memory) -> tuple[Memory, list[Finding]]:
+def _numbers(windows: WindowBoard, memory: Memory) -> tuple[Memory, list[Finding]]:
     runs, found = broken_values(windows, memory.broken_runs)
     replicas, differing = compare(windows, memory.replicas)
     tallies, behind = count(windows, memory.tallies)
@@ -208,53 +206,59 @@ def _numbers(windows: Sequence[RankWindow], memory: Memory) -> tuple[Memory, lis
     memory = replace(memory, broken_runs=runs, replicas=replicas, tallies=tallies)
     # Who left something out explains why replicas differ.
     found += [*behind, *differing]
-    step = max(w.values_step for w in windows) or memory.trigger.last_step
-    told: defaultdict[str, list[float]] = defaultdict(list)
-    for window in windows:
-        for name, value in window.values.items():
-            told[name].append(value)
-    if told:
-        newest = {k: median(v) for k, v in told.items()}
+    step = windows.newest_values_step() or memory.trigger.last_step
+    if windows.marked(VALUES) and step > memory.curves.last_step:
+        newest = {name: now for name in CURVES if (now := windows.value_median(name)) is not None}
         curves, jumped = spikes(memory.curves, step, newest, peaks_of(windows), words.offset_of(windows))
         return replace(memory, curves=curves), [*found, *jumped]
     return memory, found
 
 
-def _look_for_slowness(windows: Sequence[RankWindow], memory: Memory, limits: AllLimits) -> Memory:
+def _look_for_slowness(board: WindowBoard, memory: Memory, limits: AllLimits) -> Memory:
     last = memory.trigger.last_step
     if last < memory.localised_step + LOCALISE_EVERY:
         return memory
-    windows = Peers(windows)
-    late = stragglers(windows, limits.slow, memory.own_ns)
+    windows = Peers.of(board)
+    long = note(by_role(windows).values(), memory.long)
+    late = stragglers(windows, limits.slow, memory.own_ns, long)
     step_s = median(memory.pace.recent_s[-RECENT_STEPS:])
-    slow = slow_transfers(windows, memory.transfers, step_s)
+    slow = slow_transfers(board, memory.transfers, step_s)
     if slow:
         # Who receives slowly also computes a little more: what costs less than the transfers may come of it.
         longer_s = float(slow[0].inputs["longer_s"])
         found = [*(f for f in late if float(f.inputs.get("excess_s", 0.0)) > longer_s), *slow]
     else:
-        expected = expected_times(windows, memory.transfers, step_s)
-        found = late or slower_job(windows, memory.trigger, expected)
+        found = late
+        if not late and memory.trigger.alarmed:
+            usual = expected_times(board, memory.transfers, step_s)
+            found = slower_job(board, memory.trigger, usual, usual_crowd(memory.transfers))
         if any(f.kind == "global-slowdown" for f in found):
-            found = changed_ranks(windows, memory.own_ns, memory.trigger) or found
+            found = changed_ranks(windows, memory.own_ns, memory.trigger) or [
+                against_own_past(f, windows, memory.own_ns) for f in found
+            ]
     found = found or uneven_stages(windows, limits.slow)
     own_ns = memory.own_ns
     # Who just has more work takes as long as usual.
     if memory.trigger.total == 0.0 and all(f.kind == "data-imbalance" for f in found):
         own_ns = {rank: _blend(own_ns.get(rank), now) for rank, now in windows.typical.items()}
-    return replace(memory, localised_step=last, slow=tuple(found), own_ns=own_ns)
+    return replace(memory, localised_step=last, slow=tuple(found), own_ns=own_ns, long=long)
 
 
 def _blend(before: float | None, now: float) -> float:
     return now if before is None else 0.8 * before + 0.2 * now
 
 
-def _remember_held(windows: Sequence[RankWindow], memory: Memory, stuck: Sequence[Finding]) -> Memory:
+def _remember_held(windows: WindowBoard, memory: Memory, stuck: Sequence[Finding]) -> Memory:
     """Learn how long a pause was once its rank has moved on by itself."""
     blamed = {rank: f for f in stuck if f.kind in ("hang", "no-progress") for rank in f.ranks}
     held: dict[int, HeldRank] = {}
     pace = memory.pace
-    for window in windows:
+    told = windows.marked(PHASE)
+    if not blamed and not memory.held and not told:
+        return memory
+    concerned = blamed.keys() | memory.held.keys()
+    for row in [row for row, rank in enumerate(windows.ranks) if rank in concerned or row in told]:
+        window = windows[row]
         before = memory.held.get(window.rank)
         announced = window.phase not in PLAIN and window.phase not in EXCUSED
         if announced:

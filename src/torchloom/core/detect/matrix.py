@@ -12,6 +12,7 @@ from math import exp, log
 from msgspec import Struct
 
 from torchloom.core.detect import words
+from torchloom.core.detect.board import PAIRS, WindowBoard
 from torchloom.core.detect.robust import median, spread
 from torchloom.core.detect.tournament import Pair
 from torchloom.core.detect.window import RankWindow
@@ -40,7 +41,7 @@ def delays_from_training(windows: Sequence[RankWindow]) -> dict[Pair, float]:
     later one waited for the transfer only, so the shorter time is the transfer's. A send that the kernel
     takes into its buffer is shorter still: these are lower bounds, and nobody is blamed for what a rank
     computed."""
-    if not any(w.pairs for w in windows):
+    if not WindowBoard.of(windows).marked(PAIRS):
         return {}
     at = {(g.name, g.rank): w.rank for w in windows for g in w.groups}
     sent: dict[Pair, float] = {}

@@ -8,6 +8,7 @@ from math import isfinite, log
 from msgspec import Struct
 
 from torchloom.core.detect import words
+from torchloom.core.detect.board import BROKEN, PEAKS, WindowBoard
 from torchloom.core.detect.robust import median, spread
 from torchloom.core.detect.watched_metrics import CURVES, PARAMETERS
 from torchloom.core.detect.window import RankWindow
@@ -44,8 +45,13 @@ def broken_values(
     two looks is reported too: `runs` has, by rank, the last known one."""
     bad: dict[int, list[str]] = {}
     steps: list[int] = []
-    now = dict(runs)
-    for window in windows:
+    board = WindowBoard.of(windows)
+    marked = board.marked(BROKEN)
+    if not marked and len(runs) >= len(board) and not any(runs.values()):
+        return dict(runs), []  # the usual case costs next to nothing
+    now = dict(runs) | {rank: 0 for row, rank in enumerate(board.ranks) if row not in marked}
+    odd = board.with_mark(BROKEN)
+    for window in odd:
         names = []
         if not all(map(isfinite, window.values.values())):
             names = sorted(k for k, v in window.values.items() if not isfinite(v))
@@ -61,10 +67,10 @@ def broken_values(
             steps.append(last.step if last is not None else window.steps_done)
     if not bad:
         return now, []
-    guilty = [w for w in windows if w.rank in bad]
+    guilty = [w for w in odd if w.rank in bad]
     names = sorted({name for found in bad.values() for name in found})
     # A reduced loss is broken everywhere at once: then no rank can be named.
-    everywhere = len(guilty) == len(windows) > 1
+    everywhere = len(guilty) == len(board) > 1
     step = min(steps)
     # Parameters are looked at now and then: which step broke them is not known, only when it was seen.
     inputs: dict[str, float | str] = {"seen_step" if names == [PARAMETERS] else "step": step}
@@ -73,7 +79,7 @@ def broken_values(
             kind="not-a-number",
             ranks=() if everywhere else tuple(sorted(w.rank for w in guilty)),
             node="" if everywhere else words.node_of(guilty),
-            sentence=f"{_what(names, words.whom(guilty))} at step {step + words.offset_of(windows)}",
+            sentence=f"{_what(names, words.whom(guilty))} at step {step + words.offset_of(board)}",
             confidence=0.99,
             certain=True,
             certainty="it is not a number",
@@ -93,10 +99,11 @@ def _what(names: Sequence[str], whom: str) -> str:
 def peaks_of(windows: Sequence[RankWindow]) -> dict[str, tuple[int, float]]:
     """The highest values of late, where most ranks had theirs at the same step: (step, median)."""
     found: dict[str, tuple[int, float]] = {}
+    told = WindowBoard.of(windows).with_mark(PEAKS)
     for name in CURVES:
         at: dict[int, list[float]] = {}
-        for window in windows:
-            if window.peaks and name in window.peaks:
+        for window in told:
+            if name in window.peaks:
                 at.setdefault(window.peaks[name][0], []).append(window.peaks[name][1])
         step = max(at, key=lambda s: (len(at[s]), s), default=0)
         if step and 2 * len(at[step]) > len(windows):

@@ -6,13 +6,16 @@ median over all ranks and steps is taken over some dozens of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import TypeVar, overload
 
+from torchloom.core.detect.board import WindowBoard
 from torchloom.core.detect.robust import median, spread
-from torchloom.core.detect.wide import Table, middles, smallest, spreads, table, worth_it
+from torchloom.core.detect.wide import Table, data_waits, middles, smallest, spreads, table, worth_it
 from torchloom.core.detect.window import RankWindow
 
+T = TypeVar("T")
 MAX_STEPS = 32
 SAMPLED = 64
 """Ranks whose steps are looked at for a median over all ranks and steps."""
@@ -26,64 +29,100 @@ def own_times(windows: Sequence[RankWindow], newest: int = MAX_STEPS) -> dict[in
     return {rank: times[-newest:] for rank, times in peers.own.items()}
 
 
-def _own_times(windows: Sequence[RankWindow], newest: int) -> dict[int, list[int]]:
-    if not all(w.steps for w in windows):
-        return {w.rank: [] for w in windows}
-    span = _span(windows, newest)
-    if span is not None:
-        first, number = span
-        if number <= 0:
-            return {w.rank: [] for w in windows}
-        found = {}
-        for w in windows:
-            at = first - w.steps[0].step
-            found[w.rank] = [
-                own if (own := s.step_ns - s.wait_ns) > 0 else 1 for s in w.steps[at : at + number]
-            ]
-        return found
-    tables = [{s.step: max(1, s.own_ns) for s in w.steps} for w in windows]
-    steps = sorted(set(tables[0]).intersection(*tables[1:]))[-newest:]
-    return {w.rank: [table[s] for s in steps] for w, table in zip(windows, tables, strict=True)}
-
-
-def _span(windows: Sequence[RankWindow], newest: int) -> tuple[int, int] | None:
-    """The first of the newest steps that all have completed, and how many there are. Nearly always no window
-    has a gap, so the same steps are a slice of each; else None."""
-    first, last = 0, 1 << 62
-    for window in windows:
-        steps = window.steps
-        began, ended = steps[0].step, steps[-1].step
-        if ended - began != len(steps) - 1:
-            return None
-        first, last = max(first, began), min(last, ended)
-    first = max(first, last - newest + 1)
-    return first, last - first + 1
-
-
-class Peers(tuple[RankWindow, ...]):
+class Peers(Sequence[RankWindow]):
     """Ranks that may be compared with each other. What several rules need is worked out once: looks at
     thousands of ranks must stay cheap."""
 
+    def __init__(self, board: WindowBoard, rows: Sequence[int]) -> None:
+        self.board, self.rows = board, rows
+        """Where they are, and in which rows."""
+        self._sampled: dict[int, tuple[float, float]] = {}
+
     @classmethod
-    def of(cls, windows: Sequence[RankWindow]) -> Peers:
-        return windows if isinstance(windows, Peers) else cls(windows)
+    def of(cls, windows: Sequence[RankWindow], rows: Sequence[int] | None = None) -> Peers:
+        """All of these windows, or those in some rows of a board."""
+        if isinstance(windows, Peers):
+            return windows
+        board = WindowBoard.of(windows)
+        return cls(board, range(len(board)) if rows is None else rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[RankWindow]:
+        return iter(self.board) if self._whole else map(self.board.__getitem__, self.rows)
+
+    @overload
+    def __getitem__(self, place: int) -> RankWindow: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[RankWindow]: ...
+    def __getitem__(self, place: int | slice) -> RankWindow | list[RankWindow]:
+        found = self.rows[place]
+        return self.board[found] if isinstance(found, int) else [self.board[row] for row in found]
+
+    @property
+    def _whole(self) -> bool:
+        return isinstance(self.rows, range) and len(self.rows) == len(self.board)
+
+    @cached_property
+    def ranks(self) -> Sequence[int]:
+        return self.board.ranks if self._whole else [self.board.ranks[row] for row in self.rows]
+
+    @cached_property
+    def row(self) -> dict[int, int]:
+        """By rank, where it is."""
+        return dict(zip(self.ranks, self.rows, strict=True))
+
+    def of_rows(self, column: Sequence[T]) -> list[T]:
+        """The part of a column of the board that is theirs."""
+        return list(column) if self._whole else [column[row] for row in self.rows]
+
+    def sampled_ns(self, newest: int) -> tuple[float, float]:
+        """How long the newest steps took and waited for data, in the median over some ranks."""
+        if newest not in self._sampled:
+            took, data = self.board.newest_ns(_some(self.rows), newest)
+            self._sampled[newest] = (median(took), median(data)) if took else (0.0, 0.0)
+        return self._sampled[newest]
+
+    def window(self, rank: int) -> RankWindow:
+        return self.board[self.row[rank]]
+
+    @cached_property
+    def steps(self) -> Sequence[int]:
+        """The newest steps that all have completed."""
+        return self.board.common(self.rows)
 
     @cached_property
     def table(self) -> Table | None:
-        """The same as `own`, as an array, where the job is large enough and no window has a gap."""
-        if not worth_it(len(self)) or not all(w.steps for w in self):
+        """The same as `own`, as an array, where the job is large enough."""
+        if not worth_it(len(self)) or not self.steps or len(self.row) < len(self):
             return None
-        span = _span(self, MAX_STEPS)
-        if span is None or span[1] <= 0 or len({w.rank for w in self}) < len(self):
-            return None
-        return table(self, *span)
+        return table(self.ranks, self.board, self.rows, self.steps)
+
+    def data_wait_ns(self, ranks: Sequence[int], newest: int) -> list[float]:
+        """How long each of these ranks waited for data in a step, in the median over its newest steps."""
+        if self.table is not None and newest <= len(self.steps) and not self.board.gaps:
+            last = self.steps[-1]
+            rows = [self.rows[self.table.place[r]] for r in ranks]
+            if all(self.board.last[row] == last for row in rows):
+                return data_waits(self.board, rows, self.steps[-newest:])
+        found = ([s.data_wait_ns for s in self.window(rank).steps[-newest:]] for rank in ranks)
+        return [median(times) if times else 0.0 for times in found]
 
     @cached_property
     def own(self) -> dict[int, list[int]]:
         """Own times of the newest steps that all have completed."""
         if self.table is not None:
             return dict(zip(self.table.ranks, self.table.own.tolist(), strict=True))
-        return _own_times(self, MAX_STEPS)
+        steps = self.steps
+        if not self.board.gaps:
+            spans = ((w, steps[0] - w.steps[0].step) for w in self) if steps else ((w, 0) for w in self)
+            return {
+                w.rank: [max(1, s.step_ns - s.wait_ns) for s in w.steps[at : at + len(steps)]]
+                for w, at in spans
+            }
+        tables = [{s.step: max(1, s.own_ns) for s in w.steps} for w in self]
+        return {w.rank: [times[s] for s in steps] for w, times in zip(self, tables, strict=True)}
 
     @cached_property
     def shared(self) -> int:
@@ -135,10 +174,13 @@ class Peers(tuple[RankWindow, ...]):
 
 def sample(windows: Sequence[RankWindow]) -> Sequence[RankWindow]:
     """At most some dozens of them, evenly: enough for a median over all their steps."""
-    return windows[:: -(-len(windows) // SAMPLED)] if len(windows) > SAMPLED else windows
+    return _some(windows)
+
+
+def _some(of: Sequence[T]) -> Sequence[T]:
+    return of[:: -(-len(of) // SAMPLED)] if len(of) > SAMPLED else of
 
 
 def typical_step_ns(windows: Sequence[RankWindow], steps: int = MAX_STEPS) -> float:
     """The median over ranks and newest steps; 0 if there are none."""
-    times = [s.step_ns for w in sample(windows) for s in w.steps[-steps:]] if steps else []
-    return median(times) if times else 0.0
+    return Peers.of(windows).sampled_ns(steps)[0] if steps else 0.0

@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchloom.core.detect import words
+from torchloom.core.detect.board import WindowBoard
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Evidence, Finding
 
@@ -94,22 +95,22 @@ def _looks(
     windows: Sequence[RankWindow], judged: Mapping[str, int]
 ) -> dict[tuple[int, int, int], dict[int, int]]:
     """(step, table, part) → hash by rank, of new steps, where all ranks of that table have reported."""
+    board = WindowBoard.of(windows)
+    if all(step <= judged.get(str(table), 0) for table, step in board.newest_hashes().items()):
+        return {}  # some rank of each has reported nothing new
     found: dict[tuple[int, int, int], dict[int, int]] = {}
     ranks: dict[int, set[int]] = {}
     until: dict[int, int] = {}
-    for window in windows:
-        hashes = window.hashes
-        if not hashes:
-            continue
+    for rank, hashes in board.hashes():
         table = hashes[-1].table
         if table not in ranks:
             ranks[table], until[table] = set(), judged.get(str(table), 0)
-        ranks[table].add(window.rank)
+        ranks[table].add(rank)
         done = until[table]
         for one in reversed(hashes):
             if one.step <= done:
                 break
-            found.setdefault((one.step, one.table, one.part), {})[window.rank] = one.hash
+            found.setdefault((one.step, one.table, one.part), {})[rank] = one.hash
     return {
         key: by_rank
         for key, by_rank in found.items()

@@ -17,6 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchloom.core.detect import wide
+from torchloom.core.detect.board import DEBUGGED, HALTED, THROTTLED
+from torchloom.core.detect.bursts import is_stopped_often
 from torchloom.core.detect.own_times import MAX_STEPS, SAMPLED, Peers, own_times, typical_step_ns
 from torchloom.core.detect.robust import median, spread
 from torchloom.core.detect.wide import Table
@@ -185,22 +187,16 @@ def lasting_late(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late
 
 
 def held_back(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
-    """Late ranks that a CPU quota stops, and their peers not, or less."""
-    quotas = {w.rank: w.process.throttled_ns_per_step for w in windows}
-    if not any(quotas.values()) or len(quotas) < 2:
+    """Late ranks that a CPU quota stops, and their peers not, or less; or that somebody traces, or stops and
+    continues. What holds them up is known, so they need not stand out as far as others."""
+    peers = Peers.of(windows)
+    board = peers.board
+    halted = (row for row in board.marked(HALTED) if is_stopped_often(board[row]))
+    known = {board.ranks[row] for row in (*board.marked(DEBUGGED), *halted)}
+    stopped = _throttled(peers, limits) | known.intersection(peers.ranks)
+    if not stopped or len(stopped) == len(windows) or peers.shared < MIN_STEPS:
         return []
-    step_ns = typical_step_ns(windows)
-    middle = median(list(quotas.values()))
-    stopped = set()
-    for rank, taken in quotas.items():
-        # Of many, one more or less does not move the middle.
-        few = len(quotas) <= _FEW
-        others = median([t for r, t in quotas.items() if r != rank]) if few else middle
-        if taken - others > limits.throttled * step_ns:
-            stopped.add(rank)
-    if not stopped or len(stopped) == len(quotas) or Peers.of(windows).shared < MIN_STEPS:
-        return []
-    table = Peers.of(windows).table
+    table = peers.table
     if table is not None:
         others = table.own[~table.rows(stopped)]
         own = dict(zip(table.ranks, table.own.tolist(), strict=True))
@@ -209,8 +205,26 @@ def held_back(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Late]:
         own = own_times(windows)
         free = [times for rank, times in own.items() if rank not in stopped]
         middles = [median(column) for column in zip(*free, strict=True)]
-    late = [_behind(w, own[w.rank], middles, limits) for w in windows if w.rank in stopped]
+    late = [_behind(peers.window(r), own[r], middles, limits) for r in peers.ranks if r in stopped]
     return [one for one in late if one is not None]
+
+
+def _throttled(peers: Peers, limits: SlowLimits) -> set[int]:
+    if not peers.board.marked(THROTTLED):
+        return set()
+    quotas = dict(zip(peers.ranks, peers.of_rows(peers.board.throttled_ns()), strict=True))
+    stopped: set[int] = set()
+    if not any(quotas.values()) or len(quotas) < 2:
+        return stopped
+    step_ns = typical_step_ns(peers)
+    middle = median(list(quotas.values()))
+    for rank, taken in quotas.items():
+        # Of many, one more or less does not move the middle.
+        few = len(quotas) <= _FEW
+        others = median([t for r, t in quotas.items() if r != rank]) if few else middle
+        if taken - others > limits.throttled * step_ns:
+            stopped.add(rank)
+    return stopped
 
 
 def _behind(

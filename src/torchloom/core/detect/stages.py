@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from torchloom.core.detect import words
 from torchloom.core.detect.cost import what_if
-from torchloom.core.detect.own_times import own_times
+from torchloom.core.detect.own_times import Peers, own_times
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import Late, SlowLimits
-from torchloom.core.detect.why_late import Usual, explain, measured
+from torchloom.core.detect.why_late import Spent, Usual, explain, measured
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Finding
 
@@ -69,13 +69,21 @@ def _changed(windows: Sequence[RankWindow], past_ns: Mapping[int, float]) -> tup
     return max(pairs, default=None)
 
 
+def all_changed(windows: Sequence[RankWindow], past_ns: Mapping[int, float]) -> bool:
+    """Whether every rank takes longer than it did itself: then the whole job is slower, however much more one
+    of them is."""
+    return len(windows) > 1 and all(_changed([window], past_ns) is not None for window in windows)
+
+
 def uneven_stages(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Finding]:
     """The stage (or stages, at most half of them) that the others wait for in nearly every step, if the job
     would be much faster without it. Within a stage nobody stands out: that is reported before."""
     stages = _stages(windows)
+    if len(stages) < 2:
+        return []
     own = own_times(windows)
     steps = len(next(iter(own.values()), []))
-    if len(stages) < 2 or steps < STAGE_STEPS:
+    if steps < STAGE_STEPS:
         return []
     times = {
         name: [median([own[w.rank][s] for w in some]) for s in range(steps)] for name, some in stages.items()
@@ -96,7 +104,11 @@ def uneven_stages(windows: Sequence[RankWindow], limits: SlowLimits) -> list[Fin
         return []
     usual = Usual([w for name in others for w in stages[name]], steps)
     late = [Late(w.rank, ratio, None, excess, apart / steps, steps) for w in slow]
-    told = [f for w, one in zip(slow, late, strict=True) if (f := explain(w, one, usual, cost)) is not None]
+    waits = Peers.of(windows).data_wait_ns([w.rank for w in slow], steps)
+    each = zip(slow, late, waits, strict=True)
+    told = [
+        f.finding(cost) for w, one, ns in each if (f := explain(w, one, usual, Spent.of(w, ns))) is not None
+    ]
     if not told:
         return []
     single = len(names) == 1 and (len(slow) == 1 or bool(slow[0].role))

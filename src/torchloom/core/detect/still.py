@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchloom.core.detect import words
+from torchloom.core.detect.board import CHILDREN, WindowBoard
 from torchloom.core.detect.certainty import certainty, ended, frozen, may_act
 from torchloom.core.detect.thresholds import Pace, StuckLimits, act_after_s, certain_report_s, limit
 from torchloom.core.detect.window import RankWindow
@@ -101,7 +102,8 @@ def silent_children(windows: Sequence[RankWindow], limits: StuckLimits) -> list[
     """Workers that have recorded nothing and have child processes, of which none shows any life: a script
     that trains in processes of its own (`mp.spawn`) and hangs there. Its collectives cannot be seen, so who
     holds it up is not known, and it is only reported."""
-    quiet = [w for w in windows if not w.dead and w.process.children and not (w.steps_done or w.groups)]
+    parents = WindowBoard.of(windows).with_mark(CHILDREN)
+    quiet = [w for w in parents if not w.dead and not (w.steps_done or w.groups)]
     quiet = [w for w in quiet if w.process.tree_quiet_ns / 1e9 >= limits.start_report_s]
     if not quiet:
         return []

@@ -77,7 +77,8 @@ STORE_WAIT_S = 660.0
 """A minute more than such a wait takes at most (checkpoint/checkpoint.py). The worker reports what becomes of
 the save, so this wait is no hang."""
 JOINING = "joining"
-PLAIN = frozenset({"training", "data-wait", "none", ""})
+PLAIN = frozenset({"training", "data-wait", "starting", "none", ""})
+"""Nothing was announced. A program without an optimizer is `starting` for good."""
 
 
 def with_steps(pace: Pace, step_s: Iterable[float], steps: int) -> Pace:

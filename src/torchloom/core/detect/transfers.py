@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchloom.core.detect import words
+from torchloom.core.detect.board import WindowBoard
 from torchloom.core.detect.matrix import delays_from_training
 from torchloom.core.detect.robust import median
 from torchloom.core.detect.slow import SETTLED, SlowLimits
@@ -30,7 +31,6 @@ RAISED = 1.75
 RAISED_SHARE = 0.1
 """… if it is at least this share of a step and no wait for a CPU explains it."""
 LEARNS = 0.2
-_NEVER = float("inf")
 
 
 class Level(Struct, frozen=True):
@@ -53,13 +53,16 @@ class Level(Struct, frozen=True):
 def transfer_times(windows: Sequence[RankWindow]) -> dict[str, float]:
     """Time a step that each group needs once everybody is there: the shortest wait among its ranks; and that
     sends from one rank to another need."""
-    shortest: dict[str, float] = {}
-    for window in windows:
-        for group in window.groups:
-            wait_ns = group.wait_ns
-            if wait_ns and wait_ns < shortest.get(group.name, _NEVER):
-                shortest[group.name] = wait_ns
-    return {**shortest, **{between(p): s * 1e9 for p, s in delays_from_training(windows).items()}}
+    board = WindowBoard.of(windows)
+    found: dict[str, float] | None = board.notes.get("transfers")
+    if found is not None:
+        return found
+    found = {
+        **board.shortest_waits_ns(),
+        **{between(p): s * 1e9 for p, s in delays_from_training(board).items()},
+    }
+    board.notes["transfers"] = found
+    return found
 
 
 def between(pair: Pair) -> str:
@@ -75,8 +78,13 @@ def expected_times(
     return {name: level.usual_ns + _explained_ns(level, crowd, step_ns) for name, level in levels.items()}
 
 
+def usual_crowd(levels: Mapping[str, Level]) -> float:
+    """For which part of a step the ranks usually waited for a CPU."""
+    return median([level.crowd for level in levels.values()]) if levels else 0.0
+
+
 def _crowd(windows: Sequence[RankWindow], step_ns: float) -> float:
-    return median([w.process.run_delay_ns_per_step for w in windows]) / max(1.0, step_ns)
+    return WindowBoard.of(windows).crowd_ns() / max(1.0, step_ns)
 
 
 def _explained_ns(level: Level, crowd: float, step_ns: float) -> float:

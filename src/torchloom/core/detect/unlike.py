@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 
 from msgspec.structs import replace
 
 from torchloom.core.detect import words
+from torchloom.core.detect.board import WindowBoard
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Evidence, Finding
 from torchloom.model.windows import StepTimes
 
-_MARKED = attrgetter("marked")
 _STEPS = 16
 _NUMBERS = 8
 """Newest steps and operations of a group that are compared."""
@@ -28,7 +27,7 @@ _SAMPLED = 2
 
 def other_operations(windows: Sequence[RankWindow]) -> list[Finding]:
     """The newest operation about which the ranks of a group do not agree, if there is one."""
-    if not any(any(map(_MARKED, w.steps[-_STEPS:])) for w in windows):
+    if not WindowBoard.of(windows).special:
         return []  # the usual case costs next to nothing
     groups: dict[str, tuple[int, list[tuple[RankWindow, int]]]] = {}
     for window in windows:

@@ -8,22 +8,20 @@ are reported or compared come from `math`: those of NumPy may differ in the last
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from array import array
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
-from itertools import chain
 from math import exp, log
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from torchloom.core.detect.board import WindowBoard
 from torchloom.core.detect.robust import GAUSSIAN, median, spread
-from torchloom.core.detect.window import RankWindow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ARRAYS_FROM = 256
 """Ranks from which arrays pay: importing NumPy costs as much CPU time as a few looks at fewer."""
-_STEP_NS, _WAIT_NS = attrgetter("step_ns"), attrgetter("wait_ns")
 _UNSURE = 1e-9
 """Far more than two implementations of a logarithm differ by."""
 
@@ -60,15 +58,35 @@ class Table:
         return mask
 
 
-def table(windows: Sequence[RankWindow], first: int, number: int) -> Table:
-    """Of windows that have no gaps: `number` steps from the step `first` on."""
+def table(ranks: Sequence[int], board: WindowBoard, rows: Sequence[int], steps: Sequence[int]) -> Table:
+    """Of these rows of a board, in steps that all of them have completed."""
     np = numpy()
-    taken = [w.steps[(at := first - w.steps[0].step) : at + number] for w in windows]
-    count = number * len(taken)
-    took = np.fromiter(map(_STEP_NS, chain.from_iterable(taken)), np.int64, count)
-    waited = np.fromiter(map(_WAIT_NS, chain.from_iterable(taken)), np.int64, count)
-    own = np.maximum(took - waited, 1).reshape(len(taken), number)
-    return Table([w.rank for w in windows], own)
+    own = _columns(board.own_ns, rows, len(board), steps)
+    if board.gaps:
+        wanted = set(steps)
+        for place, row in enumerate(rows):
+            if row in board.gaps:
+                own[place] = [max(1, s.own_ns) for s in board[row].steps if s.step in wanted]
+    return Table(ranks, np.maximum(own, 1))
+
+
+def data_waits(board: WindowBoard, rows: Sequence[int], steps: Sequence[int]) -> list[float]:
+    """How long these rows waited for data in a step, in the median over these steps."""
+    found: list[float] = middles(_columns(board.data_wait_ns, rows, len(board), steps), axis=1).tolist()
+    return found
+
+
+def _columns(
+    column: Callable[[int], Sequence[int]], rows: Sequence[int], count: int, steps: Sequence[int]
+) -> NDArray[Any]:
+    np = numpy()
+    found = np.empty((len(rows), len(steps)), np.int64)
+    some = None if len(rows) == count else np.fromiter(rows, np.intp, len(rows))
+    for place, step in enumerate(steps):
+        whole = column(step)
+        read = np.frombuffer(whole, np.int64) if isinstance(whole, array) else np.asarray(whole, np.int64)
+        found[:, place] = read if some is None else read[some]
+    return found
 
 
 def middles(values: NDArray[Any], axis: int = 0) -> NDArray[Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from torchloom.core.detect.board import OFFSET, WindowBoard
 from torchloom.core.detect.window import Collective, RankWindow
+from torchloom.model.windows import LOOKS_FOR_STOPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ _STATES = {
 
 def offset_of(windows: Sequence[RankWindow]) -> int:
     """From completed steps to training steps, by which people know them; 0 if the script reports none."""
-    return max((w.offset for w in windows if w.offset is not None), default=0)
+    told = windows.with_mark(OFFSET) if isinstance(windows, WindowBoard) else windows
+    return max((w.offset for w in told if w.offset is not None), default=0)
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -70,6 +74,12 @@ def node_of(windows: Iterable[RankWindow]) -> str:
     return nodes.pop() if len(nodes) == 1 else ""
 
 
+def place_of(windows: Iterable[RankWindow]) -> str:
+    """`node a`, or `their hosts`."""
+    node = node_of(windows)
+    return f"node {node}" if node else "their hosts"
+
+
 def lasting(seconds: float) -> str:
     if seconds < 0.0995:
         return f"{max(0.0, seconds) * 1000:.0f} ms"
@@ -85,7 +95,8 @@ def change(before_s: float, after_s: float) -> str:
 
 def operation(collective: Collective) -> str:
     """`all_reduce #4211 of group dp`."""
-    return f"{collective.op} #{collective.group_seq} of group {collective.group}"
+    number = f" #{collective.group_seq}" if collective.group_seq else ""
+    return f"{collective.op}{number} of group {collective.group}"
 
 
 def doing(window: RankWindow) -> str:
@@ -93,22 +104,36 @@ def doing(window: RankWindow) -> str:
     facts = window.process
     if window.left:
         return f"it {window.left}"
+    if facts.became:
+        return f"its process has become another program ({facts.became})"
     parts: list[_Clause] = []
     if facts.tracer:
         parts.append(_Clause(f"{facts.tracer} {'has stopped' if facts.state == 't' else 'debugs'} it"))
     elif state := _STATES.get(facts.state):
         parts.append(state)
-    if facts.location:
+    synchronizes = waits_for_device(window)
+    if synchronizes:
+        parts.append(_Clause(f"it waits for its device in {facts.location}"))
+    elif facts.location:
         parts.append(_Clause.it_is(f"in {facts.location}"))
     if device := accelerator(window):
         parts.append(_Clause(device))
-    if facts.state not in ("t", "T") and (seen := living(window) or facts.waits_for):
+    if not synchronizes and facts.state not in ("t", "T") and (seen := living(window) or facts.waits_for):
         parts.append(_Clause(seen))
     if not parts and window.phase not in ("training", "none", ""):
         parts.append(_Clause(f"its phase is {window.phase}"))
     if not parts:
         return "what it does is not known yet"
     return ", ".join((parts[0].text, *(part.short or part.text for part in parts[1:])))
+
+
+def waits_for_device(window: RankWindow) -> bool:
+    """Whether its host blocks in a synchronisation (`.item()`, `synchronize()`): its device finishes nothing,
+    and the host neither works nor sleeps. A host that polls its device uses CPU and may be at work."""
+    device, facts = window.accelerator, window.process
+    stuck = device is not None and device.state == "busy" and device.quiet_ns / 1e9 >= DEVICE_QUIET_S
+    blocked = bool(facts.location) and facts.state in ("S", "D") and not facts.tracer
+    return stuck and blocked and facts.waits_on != "timer" and not living(window)
 
 
 def accelerator(window: RankWindow) -> str:
@@ -126,6 +151,18 @@ def accelerator(window: RankWindow) -> str:
     return ""
 
 
+def accelerators(windows: Sequence[RankWindow]) -> str:
+    """The same of several ranks."""
+    if len(windows) == 1:
+        return accelerator(windows[0])
+    devices = [w.accelerator for w in windows if w.accelerator is not None]
+    quiet_s = min((one.quiet_ns for one in devices), default=0) / 1e9
+    if quiet_s >= DEVICE_QUIET_S and len(devices) == len(windows) and all(d.state == "busy" for d in devices):
+        return f"their devices have been busy for {lasting(quiet_s)} without finishing what they run"
+    said = [f"rank {w.rank}: {clause}" for w in windows if (clause := accelerator(w))]
+    return "; ".join(said[:_CLAUSES]) + (" …" if len(said) > _CLAUSES else "")
+
+
 DEVICE_QUIET_S = 0.5
 """A device that has finished something within this time is not worth a clause."""
 
@@ -136,7 +173,8 @@ def all_doing(windows: Sequence[RankWindow]) -> str:
     for window in windows:
         by_clause.setdefault(doing(window), []).append(window.rank)
     if len(by_clause) == 1:
-        return next(iter(by_clause))
+        clause = next(iter(by_clause))
+        return clause if len(windows) == 1 else re.sub(r"^it\b", "each", clause)
     said = [f"{ranks_text(ranks)}: {clause}" for clause, ranks in by_clause.items()]
     return "; ".join(said[:_CLAUSES]) + (" …" if len(said) > _CLAUSES else "")
 
@@ -150,6 +188,14 @@ def living(window: RankWindow) -> str:
     """The newest sign of life, as a clause; empty when there was none lately."""
     facts = window.process
     return facts.life if facts.life and facts.quiet_ns < LIVELY_NS else ""
+
+
+def stopped_often(window: RankWindow) -> str:
+    """What holds up a rank that was found stopped again and again, and runs in between."""
+    return (
+        f"something stops and continues it (SIGSTOP, as cpulimit does; found stopped in "
+        f"{window.process.stops} of {LOOKS_FOR_STOPS} looks)"
+    )
 
 
 def waiting(ranks: Sequence[int]) -> str:

@@ -203,8 +203,8 @@ def _inside(windows: Sequence[RankWindow], found: Graph, missing: tuple[int, ...
             waiting=wait.ranks,
             notes=("a rank without a dump may be dead, or too stuck to write one",),
         )
-    inside = [w for w in windows if w.rank in wait.ranks]
-    behind = devices.behind(inside)
+    inside = [w for w in windows if w.rank in wait.ranks or w.rank in wait.beside]
+    behind = devices.behind(wait, inside, ())
     if behind:
         ranks = tuple(w.rank for w in behind)
         others = tuple(r for r in wait.ranks if r not in ranks)
@@ -215,7 +215,7 @@ def _inside(windows: Sequence[RankWindow], found: Graph, missing: tuple[int, ...
             ranks=ranks,
             waiting=others,
         )
-    started = any((at := graph.blocking(w)) is not None and at.arrived_ns for w in inside)
+    started = any((at := graph.blocking(w.collectives)) is not None and at.arrived_ns for w in inside)
     notes = (
         ()
         if started
@@ -250,7 +250,7 @@ def _notes(dumps: Sequence[Dump], missing: Sequence[int], timed: bool) -> list[s
 
 
 def _line(window: RankWindow, dump: Dump, timed: bool) -> RankLine:
-    at = graph.blocking(window)
+    at = graph.blocking(window.collectives)
     shown: Collective | None = at or (window.collectives[-1] if window.collectives else None)
     position = next((g for g in window.groups if shown is not None and g.name == shown.group), None)
     state = ""

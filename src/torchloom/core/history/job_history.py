@@ -8,7 +8,7 @@ more. It is a picture for people; nothing is decided by it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -24,6 +24,8 @@ RECENT_S, RECENT = 2.0, 900
 LIFE = 1024
 RANKS_RECENT_S, RANKS_RECENT = 5.0, 64
 RANKS_LIFE_S, RANKS_LIFE = 2.0, 192
+PIECE = 256
+"""Ranks that are recorded at once."""
 WIDE = 2048
 """Jobs with more ranks are sampled seldom, so their first buckets are wider."""
 RANKS_BYTES = 6 << 20
@@ -103,11 +105,24 @@ class History:
         windows: Sequence[RankWindow],
         numbers: Mapping[str, float],
     ) -> None:
+        for _ in self.recorded(at_s, generation, world, pulses, windows, numbers):
+            pass
+
+    def recorded(
+        self,
+        at_s: float,
+        generation: int,
+        world: int,
+        pulses: Mapping[int, WorkerPulse],
+        windows: Sequence[RankWindow],
+        numbers: Mapping[str, float],
+    ) -> Iterator[None]:
+        """Like `record`, in pieces: thousands of ranks take longer than a loop may be held up."""
         if generation != self._generation:
             self._generation, self._seen = generation, {}
         for name, value in numbers.items():
             self._add(name, at_s, [value])
-        self._steps(at_s, world, pulses, windows)
+        yield from self._steps(at_s, world, pulses, windows)
         for name, values in _logged(pulses).items():
             finite = [value for value in values if math.isfinite(value)]
             peaks = [window.peaks[name][1] for window in windows if name in window.peaks]
@@ -128,10 +143,12 @@ class History:
 
     def _steps(
         self, at_s: float, world: int, pulses: Mapping[int, WorkerPulse], windows: Sequence[RankWindow]
-    ) -> None:
+    ) -> Iterator[None]:
         lanes = self._lanes(world)
         all_s: list[float] = []
-        for window in windows:
+        for number, window in enumerate(windows, 1):
+            if number % PIECE == 0:
+                yield
             if window.rank >= lanes.recent.lanes:
                 continue
             seen = self._seen.get(window.rank, 0)

@@ -31,7 +31,9 @@ def token_made(turn: Turn, event: JoinTokenMade) -> None:
     # For a while, whoever uses it later learns why it is worth nothing.
     known.tokens = {id: one for id, one in known.tokens.items() if one.until_ns + REMEMBERED_NS > turn.now_ns}
     while len(known.tokens) >= MOST_TOKENS:
-        del known.tokens[next(iter(known.tokens))]
+        # Every pod uses one up: they must not push out one that a person has not used yet.
+        used_up = (id for id, one in known.tokens.items() if one.left <= 0)
+        del known.tokens[next(used_up, next(iter(known.tokens)))]
     known.tokens[made.id] = made
 
 
@@ -61,7 +63,8 @@ def node_admitted(turn: Turn, event: NodeAdmitted) -> None:
         return  # the same host asks again, because it did not get the answer
     found = known.tokens[event.token]
     known.tokens[event.token] = replace(found, left=found.left - 1)
-    known.nodes[event.node] = AdmittedNode(key=event.key, token=event.token, at_ns=turn.now_ns)
+    known.nodes[event.node] = AdmittedNode(key=event.key, token=event.token, at_ns=turn.now_ns, by=found.by)
+    known.revoked_nodes.pop(event.node, None)
 
 
 def node_revoked(turn: Turn, event: NodeRevoked) -> None:
@@ -69,8 +72,12 @@ def node_revoked(turn: Turn, event: NodeRevoked) -> None:
     admitted = known.nodes.pop(event.node, None)
     if admitted is None:
         return
-    known.revoked.pop(admitted.key, None)
-    while len(known.revoked) >= MOST_REVOKED:
-        del known.revoked[next(iter(known.revoked))]
     # By the stream's clock, rounded up: what was signed in that second is void, too.
-    known.revoked[admitted.key] = turn.now_ns // NS_PER_S + 1
+    at_s = turn.now_ns // NS_PER_S + 1
+    for revoked, what in ((known.revoked, admitted.key), (known.revoked_nodes, event.node)):
+        revoked.pop(what, None)
+        while len(revoked) >= MOST_REVOKED:
+            del revoked[next(iter(revoked))]
+        revoked[what] = at_s
+    # A token that was made for this node alone, and not used yet, must not bring it back.
+    known.tokens = {id: one for id, one in known.tokens.items() if one.node != event.node}

@@ -8,6 +8,7 @@ from torchloom.core.devices.registry import devices_gone, devices_listed
 from torchloom.core.nodes.lost_nodes import HEARD, lose_workers, say_heard, say_silent
 from torchloom.core.nodes.name_owner import change_of, other_claims, refused
 from torchloom.core.placement.drain import drain_jobs, leave_host
+from torchloom.core.placement.lighthouses import node_lost
 from torchloom.core.recovery.generation_end import rendezvous_lost_at_start, start_did_fail, worker_exited
 from torchloom.core.recovery.generation_start import (
     close_done_starts,
@@ -249,10 +250,12 @@ def node_gone(turn: Turn, event: NodeGone) -> None:
     if node is None or node.state not in (NodeState.UNREACHABLE, NodeState.LEFT):
         return  # it became reachable meanwhile, or this was reported before
     if event.fenced:
+        node_lost(turn, node, event.fenced)
         lose_workers(turn, node, event)
         turn.room_appeared = True
         return
     node.state, node.reason = NodeState.GONE, f"{event.by} confirmed that its host is gone"
+    node_lost(turn, node)
     lose_workers(turn, node, event)
     devices_gone(turn, node)
     for job in turn.fleet.jobs.values():

@@ -36,6 +36,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    ReplicasMeasured,
     RestoreDiffered,
     ScriptFailed,
     SnapshotVerified,
@@ -97,7 +98,9 @@ def is_of_a_deposed_weaver(fleet: Fleet, envelope: Envelope) -> bool:
     match envelope.body:
         case NodeUnreachable() | NodeReachable() | FindingMade() | FindingEnded() | PaceMeasured():
             pass
-        case SnapshotVerified() | WitnessAnswered() | ControlDisturbed() | AgentFlooded():
+        case (
+            ReplicasMeasured() | SnapshotVerified() | WitnessAnswered() | ControlDisturbed() | AgentFlooded()
+        ):
             pass
         case NodeGone(fenced=fenced) if fenced:
             pass

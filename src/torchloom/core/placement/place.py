@@ -6,9 +6,11 @@ after a short wait for nodes to return. It is never ended for the sake of more: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from heapq import nsmallest
 
+from torchloom.core.placement.neighbours import domain_of
 from torchloom.core.turn import Turn
 from torchloom.model.fleet import Fleet, Job, Node, NodeState
 from torchloom.model.job import JobSpec
@@ -67,44 +69,52 @@ def place(fleet: Fleet, job: Job) -> tuple[list[str], str]:
     """Nodes by group rank, or an empty list and the reason why the job must wait.
 
     Nodes that held the job before are preferred, because their spawners are warm and their caches full;
-    then its spare places; then the emptiest. Nothing of the job may live any more.
+    then its spare places; then the emptiest. Replicas of a torchft job are spread over nodes. Nothing of the
+    job may live any more.
     """
-    spec = job.spec
-    beside = _beside(fleet, job)
-    if beside is not None:
-        if _fitting(spec, [beside], job):
-            return [beside.id], ""
-        return [], (
-            f"the other replicas run on {beside.id}, where their lighthouse is, and it has no room for "
-            f"{spec.workers_per_node} more workers; it starts when there is room"
-        )
+    spec, spread = job.spec, _spread(fleet, job)
     held = list(dict.fromkeys(w.node for w in job.workers))
     before = _fitting(spec, (fleet.nodes[n] for n in held), job)
-    chosen = _emptiest(before, spec.nodes)
+    chosen = _emptiest(before, spec.nodes, spread)
     if len(chosen) < spec.nodes:
         fitting = _fitting(spec, fleet.nodes.values(), job)
+        fitting = _able_to_meet(fleet, job, fitting)
         if len(fitting) < spec.nodes:
             return [], _why_not(fleet, spec, len(fitting))
         others = [n for n in fitting if n.id not in chosen]
         spares = [n for n in others if job.id in n.spare]
-        chosen += _emptiest(spares, spec.nodes - len(chosen))
-        chosen += _emptiest([n for n in others if n.id not in chosen], spec.nodes - len(chosen))
+        chosen += _emptiest(spares, spec.nodes - len(chosen), spread)
+        rest = [n for n in others if n.id not in chosen]
+        chosen += _emptiest(rest, spec.nodes - len(chosen), spread)
     return _in_place(held, chosen), ""
 
 
-def _beside(fleet: Fleet, job: Job) -> Node | None:
-    """The node on which the other replicas of a torchft job run: they share a lighthouse, which only its own
-    host can reach. None if there is none that takes workers."""
+def _spread(fleet: Fleet, job: Job) -> dict[str, tuple[int, int]]:
+    """By node, how many other replicas of its torchft job are in the same failure domain and on the node: the
+    fewer, the better. Empty for any other job."""
     seat = job.spec.replica
     if seat is None:
-        return None
+        return {}
+    nodes: Counter[str] = Counter()
     for other in fleet.jobs.values():
-        if other is job or other.ended or other.spec.replica is None or other.spec.replica.set != seat.set:
-            continue
-        for worker in other.workers:
-            if (node := fleet.nodes.get(worker.node)) is not None and node.usable:
-                return node
-    return None
+        theirs = other.spec.replica
+        if other is not job and not other.ended and theirs is not None and theirs.set == seat.set:
+            nodes.update({worker.node for worker in other.workers})
+    domains: Counter[str] = Counter()
+    for node, count in nodes.items():
+        domains[domain_of(fleet.nodes[node])] += count
+    return {node.id: (domains[domain_of(node)], nodes[node.id]) for node in fleet.nodes.values()}
+
+
+def _able_to_meet(fleet: Fleet, job: Job, nodes: list[Node]) -> list[Node]:
+    """Nodes on which a replica of a torchft job can reach the lighthouse of the others: agents of an earlier
+    version cannot relay to it and would start one of their own."""
+    seat = job.spec.replica
+    place = fleet.lighthouses.get(seat.set) if seat is not None else None
+    home = fleet.nodes.get(place.node) if place is not None else None
+    if home is None:
+        return nodes
+    return [n for n in nodes if n is home or (n.inventory.agents_port and home.inventory.agents_port)]
 
 
 def _in_place(held: list[str], chosen: list[str]) -> list[str]:
@@ -121,9 +131,9 @@ def _fitting(spec: JobSpec, nodes: Iterable[Node], job: Job | None) -> list[Node
     return [n for n in nodes if n.usable and n.room_for(name) >= need and n.id not in avoid]
 
 
-def _emptiest(nodes: list[Node], count: int) -> list[str]:
-    by_room = [(-n.room, n.id) for n in nodes]
-    return [node for _, node in nsmallest(count, by_room)]
+def _emptiest(nodes: list[Node], count: int, spread: Mapping[str, tuple[int, int]]) -> list[str]:
+    by_room = [(spread.get(n.id, (0, 0)), -n.room, n.id) for n in nodes]
+    return [node for *_, node in nsmallest(count, by_room)]
 
 
 def _why_not(fleet: Fleet, spec: JobSpec, fitting: int) -> str:
@@ -239,13 +249,16 @@ def _packed(
     share = max(job.spec.workers_per_node, -(-most // job.spec.nodes))
     held = {worker.node for worker in job.workers}
     room: dict[str, int] = {}
-    beside = _beside(fleet, job)
-    for node in fleet.nodes.values() if beside is None else [beside]:
+    spread = _spread(fleet, job)
+    for node in fleet.nodes.values():
         free = node.room_for(job.id) + (node.jobs.get(job.id, 0) if with_own else 0)
         free -= node.limit() - node.limit(device) if device else 0
         if node.usable and free > 0 and node.id not in job.avoid and node.id != without:
             room[node.id] = min(free, share)
-    by_choice = [(id not in held, -free, -fleet.nodes[id].room, id) for id, free in room.items()]
+    by_choice = [
+        (id not in held, spread.get(id, (0, 0)), -free, -fleet.nodes[id].room, id)
+        for id, free in room.items()
+    ]
     found: list[str] = []
     for *_, id in nsmallest(most, by_choice):
         found += [id] * min(room[id], most - len(found))

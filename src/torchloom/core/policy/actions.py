@@ -1,5 +1,5 @@
-"""Carries out what a policy chose about a finding: a pause, other shares, a rollback, a restart,
-a move.
+"""Carries out what a policy chose about a finding: a pause, other shares, a replica left out, a rollback, a
+restart, a move.
 
 Where all ranks train and only the pace is wrong, the job is saved first and resumes from there, so that
 acting costs no work; it keeps training meanwhile. The wait for the save is bounded: if it takes too long, the
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from torchloom.core.placement import relocate
 from torchloom.core.placement.drain import stored
+from torchloom.core.policy.leave_out import leave_out
 from torchloom.core.policy.rebalance import rebalance
 from torchloom.core.policy.rollback import roll_back
 from torchloom.core.policy.rules import MOVES
@@ -78,6 +79,9 @@ def act(
     job.acts = [*job.acts, Act(action, turn.now_ns)][-_ACTED_KEPT:]
     if action == "rebalance":
         rebalance(turn, job, incident, event, reason)
+        return
+    if action == "leave-out":
+        leave_out(turn, job, incident, event, reason)
         return
     if action == "rollback":
         roll_back(turn, job, incident, event, reason)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from torchloom.core.placement import relocate
-from torchloom.core.policy import rebalance, rollback
+from torchloom.core.placement.lighthouses import why_waiting
+from torchloom.core.policy import leave_out, rebalance, rollback
 from torchloom.core.policy.actions import is_saved_first
 from torchloom.core.policy.reporting import key
 from torchloom.core.policy.rules import MOVES, DecisionFacts, wanted
@@ -29,6 +30,9 @@ def facts_of(turn: Turn, job: Job, event: FindingMade, plan: RestartPlan) -> Dec
     elif action == "rebalance":
         why_not = rebalance.why_not(job, event)
         how = "" if why_not else rebalance.how(job, event)
+    elif action == "leave-out":
+        why_not = leave_out.why_not(job, finding)
+        how = "" if why_not else leave_out.how(finding)
     elif action == "rollback":
         why_not = rollback.why_not(job, event)
         how = rollback.how(policy, event)
@@ -40,13 +44,15 @@ def facts_of(turn: Turn, job: Job, event: FindingMade, plan: RestartPlan) -> Dec
         how = f"{plan.reason}; {whom}"
     elif action == "pause":
         how = ""
+    if finding.traits.stuck:
+        why_not = why_not or why_waiting(turn.fleet, job)
     return DecisionFacts(
         plan=plan,
         acts=job.acts,
         now_ns=turn.now_ns,
         why_not=why_not,
         how=how,
-        advice=rebalance.advice(job, event),
+        advice=rebalance.advice(job, event) or leave_out.advice(job, finding),
         lost_s=_lost_s(turn, job, event),
         cost_s=_cost_s(turn, job, keeps_work=is_saved_first(job, finding)),
     )

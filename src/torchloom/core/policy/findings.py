@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from torchloom.core.detect.words import lasting, ranks_text
 from torchloom.core.devices.explain import explanation
-from torchloom.core.policy import rebalance
+from torchloom.core.policy import leave_out, rebalance
 from torchloom.core.policy.actions import act, culprit, is_under_way, plan_for
 from torchloom.core.policy.decision_facts import facts_of
 from torchloom.core.policy.link_probing import probe_on_suspicion
@@ -39,7 +39,11 @@ def finding_made(turn: Turn, event: FindingMade) -> None:
     if decision.action == "ignore":
         return
     incident = _incident(turn, job, finding)
-    under_way = is_under_way(job, incident, finding) or rebalance.is_under_way(job, incident, decision.action)
+    under_way = (
+        is_under_way(job, incident, finding)
+        or rebalance.is_under_way(job, incident, decision.action)
+        or leave_out.is_under_way(job, incident, decision.action)
+    )
     if not _is_known_better(incident, finding):
         _update(turn, job, incident, event)
         if not under_way:

@@ -37,7 +37,7 @@ def measure(job: Job, windows: Sequence[RankWindow]) -> PaceMeasured | None:
         return None
     same = balance.generation == job.generation
     first = balance.since_step + SETTLES if same else SETTLES
-    fresh = Peers(replace(w, steps=tuple(s for s in w.steps if s.step >= first)) for w in windows)
+    fresh = Peers.of([replace(w, steps=tuple(s for s in w.steps if s.step >= first)) for w in windows])
     if not all(w.steps for w in fresh) or fresh.shared < STEPS:
         return None
     own = fresh.typical

@@ -94,6 +94,9 @@ def _senseless(kind: str, action: Action) -> str:
     if action == "rebalance" and not known.by_sample:
         slow = sorted(name for name, each in TRAITS.items() if each.by_sample)
         return f"fewer samples help where a rank is slower ({', '.join(slow)})"
+    if action == "leave-out" and not known.by_replica:
+        slow = sorted(name for name, each in TRAITS.items() if each.by_replica)
+        return f"only a replica of a torchft job can be left out ({', '.join(slow)})"
     if action in ENDS and known.blames_nobody:
         return "no rank and no node is to blame for it"
     if action in MOVES and not known.may_move:

@@ -94,7 +94,7 @@ def advice(job: Job, event: FindingMade) -> str:
 
 
 def expected_gain(job: Job, event: FindingMade) -> float:
-    """The job's speed with balanced shares against its speed now."""
+    """The job's speed with balanced shares against its speed now: at most what the slow ranks cost it."""
     finding, world = event.finding, len(job.workers)
     ratio, weight = _ratio(finding), _weight(finding)
     excess = finding.inputs.get("excess_s")
@@ -103,7 +103,9 @@ def expected_gain(job: Job, event: FindingMade) -> float:
     peers_s = excess / (ratio - 1)
     more = world / (world - len(finding.ranks) * (1 - weight))
     saved_s = peers_s * (ratio - more * max(1.0, ratio * weight))
-    return event.step_s / max(event.step_s - saved_s, 0.1 * event.step_s)
+    gain = event.step_s / max(event.step_s - saved_s, 0.1 * event.step_s)
+    cost = finding.inputs.get("cost")
+    return min(gain, 1 / max(0.1, 1 - cost)) if isinstance(cost, int | float) else gain
 
 
 def is_under_way(job: Job, incident: Incident, action: str) -> bool:
@@ -114,9 +116,9 @@ def is_under_way(job: Job, incident: Incident, action: str) -> bool:
 
 def open_keys(job: Job) -> list[str]:
     """Faults that the stream has open and that end when they are not found any more. A rank that takes fewer
-    samples is not found any more, although it is as slow as before."""
-    balance = job.balance
-    return [name for name, id in job.findings.items() if balance is None or id != balance.incident]
+    samples, or a replica that is left out, is not found any more, although it is as slow as before."""
+    held = {one.incident for one in (job.balance, job.left_out) if one is not None}
+    return [name for name, id in job.findings.items() if id not in held]
 
 
 def holds_open(job: Job, finding_key: str) -> bool:

@@ -17,7 +17,10 @@ from torchloom.model.findings import Finding
 SLOW_LOOKS = 3
 """Looks for slowness (not windows), one after the other, that must agree …"""
 SLOW_FOR_S = 6.0
-"""… over at least this long."""
+"""… over at least this long …"""
+NOBODYS_FOR_S = 12.0
+"""… and this long if all ranks are slower and none is to blame: a job may do other work for a while, and
+a rank may still stand out."""
 CALM_S = 20.0
 """A fault that does not stall the job is over when it was not found for this long."""
 SET_FROM = 3
@@ -122,7 +125,9 @@ def _worth_saying(name: str, seen: Seen, now: Finding, now_s: float, ready: bool
         if said is None or now.certain > said.certain:
             return True
         return now_s - seen.said_s >= AGAIN_S and _step(now) > _step(said)
-    if seen.looks < SLOW_LOOKS or seen.last_s - seen.first_s < SLOW_FOR_S:
+    nobodys = now.traits.whole_job and now.traits.blames_nobody
+    least_s = NOBODYS_FOR_S if nobodys else SLOW_FOR_S
+    if seen.looks < SLOW_LOOKS or seen.last_s - seen.first_s < least_s:
         return False
     if said is None:
         return True

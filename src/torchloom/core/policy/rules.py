@@ -88,6 +88,7 @@ def _too_often(policy: Policy, action: Action, facts: DecisionFacts) -> str:
         "pause": (policy.pauses_per_hour, "pauses"),
         "rollback": (policy.rollbacks_per_hour, "rollbacks"),
         "rebalance": (policy.rebalances_per_hour, "rebalances"),
+        "leave-out": (policy.leave_outs_per_hour, "replicas left out"),
     }.get(action, (policy.restarts_per_hour, "restarts"))
     if count >= most:
         return f"the policy's budget of {most} {word} an hour is used up"

@@ -31,6 +31,8 @@ def charge(incident: Incident, report: ExitReport, withheld: Sequence[str] = ())
     if report.after_stop:
         # The last words of workers that we stopped explain nothing, and there may be thousands of them.
         report = msgspec.structs.replace(report, log_tail=())
+    elif len(incident.exits) >= _ALL_LOOKED_AT:
+        report = _shortened(report)
     chief = incident.exits[0] if incident.culprit is not None and incident.exits else None
     if report.after_stop or report.exit.source == "operator" or (report.exit.ok and chief is None):
         incident.exits.append(report)
@@ -57,6 +59,16 @@ def charge(incident: Incident, report: ExitReport, withheld: Sequence[str] = ())
     hint = missing_variable(report, withheld)
     incident.judged = Verdict(cause=verdict(report), exit_rank=report.rank, hint=hint)
     return True
+
+
+def _shortened(report: ExitReport) -> ExitReport:
+    """What the first of them say in full need not be kept of thousands that failed alike."""
+    end = report.end
+    if end is not None:
+        end = msgspec.structs.replace(
+            end, message=end.message[:_SHORT_TEXT], traceback=end.traceback[-_SHORT_TEXT:]
+        )
+    return msgspec.structs.replace(report, log_tail=(), end=end)
 
 
 def complete(incident: Incident, report: ExitReport) -> bool:
@@ -173,7 +185,29 @@ def secondary_note(exits: Sequence[ExitReport]) -> str:
     return "; ".join(notes)
 
 
+def culprits(incident: Incident) -> tuple[int, ...]:
+    """All ranks to blame: those that a detector named, or the culprit and every other that failed alike or
+    was killed as well. An error of another kind may be a consequence, so its rank is only mentioned."""
+    if incident.finding is not None:
+        return incident.finding.ranks
+    if incident.culprit is None:
+        return ()
+    chief = next((e for e in incident.exits if e.rank == incident.culprit), None)
+    if chief is None or followed(chief):
+        return (incident.culprit,)
+    others = {e.rank for e in incident.exits if not e.after_stop and (_killed(e) or _alike(chief, e))}
+    return tuple(sorted({incident.culprit, *others}))
+
+
+def _killed(report: ExitReport) -> bool:
+    """By a signal from outside, which no peer's end sends. Who had lost its peer may be ended by us."""
+    died = report.exit.signal not in (None, _SIGABRT) and report.exit.source != "operator"
+    return died and not followed(report)
+
+
 _OTHERS_SAID = 16
+_ALL_LOOKED_AT = 64
+_SHORT_TEXT = 500
 _REFUSED = "Received data size doesn't match expected size"
 """gloo's last words when a peer sent more than it should, in any collective; it then ends the process."""
 _SIGABRT = 6
@@ -254,9 +288,15 @@ def _unlike_parts(exits: Sequence[ExitReport]) -> Finding | None:
     return None
 
 
-def tell_disagreement(incident: Incident) -> bool:
-    """Make a crash that was a desync one, and say it better when more ends are known; whether it did."""
-    known = incident.finding
+def tell_disagreement(incident: Incident, all_ended: bool = True) -> bool:
+    """Make a crash that was a desync one, and say it better when more ends are known; whether it did.
+
+    Looks at all ends each time. With many of them it therefore looks when their number has doubled, and when
+    all are known: thousands end one after the other.
+    """
+    known, ends = incident.finding, len(incident.exits)
+    if ends > _ALL_LOOKED_AT and ends & (ends - 1) and not all_ended:
+        return False
     if incident.kind != "crash" if known is None else "ends" not in known.inputs:
         return False
     finding = disagreement(incident.exits)

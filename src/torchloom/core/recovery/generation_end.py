@@ -31,6 +31,7 @@ from torchloom.core.recovery.incidents import (
     close_findings,
     count_lost,
     decision_of,
+    drop_stopped,
     followed,
     generation_ended,
     goodput,
@@ -108,7 +109,7 @@ def _died_before_stop(turn: Turn, job: Job, event: WorkerExited) -> bool:
     incident = turn.fleet.incidents.get(job.incident)
     if incident is None or event.exit.unseen:
         return False
-    if event.end is not None and event.end.exception and event.end.how == "exception":
+    if event.exit.foreign or (event.end is not None and event.end.exception and event.end.how == "exception"):
         return True
     if event.exit.ok:  # its script had ended before, and the process took its time
         return event.end is not None and 0 < event.end.at_ns < incident.timeline.decided_ns
@@ -195,6 +196,7 @@ def end_generation(turn: Turn, job: Job, incident: Incident, why: str) -> None:
     if previous is not None and previous is not incident:
         previous.open = False
         count_lost(job, previous, None)
+        drop_stopped(previous)
         job.down_ns += max(0, incident.timeline.fault_ns - previous.timeline.fault_ns)
     job.incident = incident.id
     incident.decided = decision_of(job.plan)
@@ -264,7 +266,7 @@ def add_exit(turn: Turn, job: Job, incident: Incident, report: ExitReport) -> No
         if away and job.plan is not None:
             _say_plan(job, incident, job.plan)
         return
-    changed = tell_disagreement(incident) or changed
+    changed = tell_disagreement(incident, all_ended=not job.living) or changed
     limits = job.spec.restarts
     progress = job.plan.progress if job.plan is not None else False
     if not progress and budget.made_progress(limits, report.steps, report.ran_s):

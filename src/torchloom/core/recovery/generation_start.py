@@ -10,10 +10,12 @@ from collections import Counter
 
 from torchloom.core.devices.assignment import choose
 from torchloom.core.lifecycle import move_job, move_worker, set_workers
+from torchloom.core.placement.lighthouses import site_for
 from torchloom.core.placement.neighbours import choose_neighbours, memory_plan
 from torchloom.core.placement.place import replicas, seat_or_wait, unit, wanted
 from torchloom.core.placement.standby import drop_spare
 from torchloom.core.recovery.incidents import close_findings, generation_ended
+from torchloom.core.scattered import any_of
 from torchloom.core.steering.driver import generation_runs
 from torchloom.core.steering.operations import last_step, starting_schedule
 from torchloom.core.turn import Turn
@@ -67,7 +69,8 @@ def ask_rendezvous(turn: Turn, job: Job, generation: int, node: str, reason: str
     job.rendezvous_generation = generation
     job.rendezvous_node = node
     elastic = job.spec.min_workers is not None or job.spec.max_workers is not None
-    single = job.spec.nodes == 1 and not elastic  # another size may be spread over several
+    # Another size may be spread over several, and the replicas of a torchft job meet in the store of one.
+    single = job.spec.nodes == 1 and not elastic and job.spec.replica is None
     turn.want(
         StartRendezvous(
             id=turn.next_effect_id(),
@@ -81,6 +84,7 @@ def ask_rendezvous(turn: Turn, job: Job, generation: int, node: str, reason: str
             preload=job.spec.preload,
             env_of=job.id,
             replica=job.spec.replica,
+            lighthouse=site_for(turn, job, node),
         )
     )
 
@@ -247,7 +251,9 @@ def _close_if_done(turn: Turn, effect: StartWorkers) -> None:
 
 def settle_start(turn: Turn, job: Job) -> None:
     """A starting job runs once every rank has had a process."""
-    if job.state is not JobState.STARTING or any(w.state is WorkerState.ASSIGNED for w in job.workers):
+    if job.state is not JobState.STARTING:
+        return
+    if any_of(job.workers, lambda worker: worker.state is WorkerState.ASSIGNED):
         return
     incident = turn.fleet.incidents.get(job.incident)
     if incident is not None:

@@ -25,6 +25,9 @@ EVIDENCE_KEPT = 8
 """Incidents of a job, the newest ones, that keep their stacks and collectives."""
 
 
+STOPPED_KEPT = 64
+
+
 def open_incident(turn: Turn, job: Job, kind: str, cause: str, at_ns: int) -> Incident:
     incident = Incident(
         id=f"{job.id}.{len(job.incidents) + 1}",
@@ -63,7 +66,7 @@ def close_findings(turn: Turn, job: Job, ending: Ending, keep: str = "") -> None
         incident = turn.fleet.incidents.get(id)
         if incident is not None and incident.open and id != keep:
             close(turn, job, incident, ending, kept)
-    job.findings = {}
+    job.findings, job.left_out = {}, None
     job.silent = {node: id for node, id in job.silent.items() if id == keep}
 
 
@@ -90,6 +93,19 @@ def recovered(turn: Turn, job: Job, incident: Incident) -> None:
     """The first step after a recovery was made."""
     incident.ended_ns = turn.now_ns
     incident.goodput_after = goodput(turn.fleet, job, turn.now_ns)
+    drop_stopped(incident)
+
+
+def drop_stopped(incident: Incident) -> None:
+    """Of workers that we ended only some reports are kept once the incident is over: in a large job there are
+    thousands of them, they say nothing any more, and every snapshot would carry them."""
+    kept, stopped = [], 0
+    for report in incident.exits:
+        stopped += report.after_stop
+        if not report.after_stop or stopped <= STOPPED_KEPT:
+            kept.append(report)
+    incident.more_exits += len(incident.exits) - len(kept)
+    incident.exits = kept
 
 
 def followed(report: ExitReport) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import reduce
 
+from torchloom.core.scattered import any_of
 from torchloom.core.steering import shared
 from torchloom.core.steering.operations import (
     end_record,
@@ -183,7 +184,7 @@ def generation_runs(turn: Turn, job: Job) -> None:
 
 def first_step_made(turn: Turn, job: Job) -> None:
     """Once every rank steps, or waits before its first step, every rank reads mail."""
-    if not job.control.step and all(w.first_step_at_ns or not w.alive for w in job.workers):
+    if not job.control.step and not any_of(job.workers, lambda w: w.alive and not w.first_step_at_ns):
         feed(turn, job, Progressed(job.generation, 1 if job.paused else 2))
 
 
@@ -239,7 +240,10 @@ def feed(turn: Turn, job: Job, event: Event) -> None:
             feed(turn, job, Cancelled(version, "", f"superseded by operation {by}, requested later"))
     if before != _where(job) or isinstance(event, Requested):
         note_progress(job)
-    _set_timer(turn, job)
+    if sends or not isinstance(event, RankEnded) or turn.timer(TimerKind.STEER, job) is not None:
+        _set_timer(turn, job)
+    elif (at_ns := wake_at_ns(job.control)) is not None and not job.ended:
+        turn.set_timer_at(TimerKind.STEER, job, at_ns)
 
 
 def _where(job: Job) -> tuple[object, ...]:

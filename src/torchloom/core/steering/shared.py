@@ -14,7 +14,7 @@ from torchloom.core.steering.operations import by_version, is_shared, open_recor
 from torchloom.core.turn import Turn
 from torchloom.model.effects import ShareChange
 from torchloom.model.events import ChangeShared
-from torchloom.model.fleet import Fleet, Job, JobState
+from torchloom.model.fleet import Fleet, Job, JobState, NodeState
 from torchloom.model.quorum import ReplicaOutcome
 from torchloom.model.steering import OperationRecord
 from torchloom.model.transaction.messages import Kind
@@ -52,7 +52,7 @@ def request(turn: Turn, job: Job, record: OperationRecord) -> None:
         why = "the job is paused, and all replicas save at the same commit: resume it first"
         _conclude(turn, name, version, ReplicaOutcome(reason=why))
         return
-    node = next((w.node for one in replicas for w in one.workers if w.alive), "")
+    node = lighthouse_node(turn.fleet, name)
     if not node and record.kind is not Kind.SET:
         _conclude(turn, name, version, ReplicaOutcome(reason="no replica runs at the moment"))
         return
@@ -74,6 +74,16 @@ def request(turn: Turn, job: Job, record: OperationRecord) -> None:
             kind=record.kind.value,
         )
     )
+
+
+def lighthouse_node(fleet: Fleet, name: str) -> str:
+    """Where to ask something of the lighthouse: its own node, or else one that relays to it. A reachable one,
+    if there is any; empty while no replica runs."""
+    held = [worker.node for one in replicas_of(fleet, name) for worker in one.workers if worker.alive]
+    place = fleet.lighthouses.get(name)
+    if held and place is not None and place.node:
+        held.insert(0, place.node)
+    return next((n for n in held if fleet.nodes[n].state is NodeState.READY), next(iter(held), ""))
 
 
 def change_shared(turn: Turn, event: ChangeShared) -> None:

@@ -3,10 +3,12 @@
 //
 // A collective on a device is *enqueued* when the call returns. So an event is put before it on the current stream
 // (the device has come to it) and one behind it where its end is awaited: by wait(), or by its future. The thread
-// asks events and works that nobody has dropped yet. An operation without a work (a synchronous one of NCCL's) ends
-// on the current stream, so its event is put there at once; those of a batch end with the batch's work. It never takes the GIL, holds no work and no tensor, frees
-// none, and lets no thread that trains wait for it. It exists once a collective was given to a device; a forked
-// child has none. It takes a thousandth of a core: the dearer a look, the rarer.
+// asks events and works that nobody has dropped yet; of a dropped one it asks its result, which holds no tensor,
+// where the backend has results and was seen to set them. An operation without a work (a synchronous one of NCCL's)
+// ends on the current stream, so its event is put there at once; those of a batch end with the batch's work. A
+// barrier keeps its host inside the call, so it is watched from before the call. The thread never takes the GIL,
+// holds no work and no tensor, frees none, and lets no thread that trains wait for it. It exists once a collective
+// was given to a device; a forked child has none. It takes a thousandth of a core: the dearer a look, the rarer.
 //
 // Nothing here names CUDA but the search for its capture mode, by dlsym: a query from another thread would end a
 // stream capture, so the thread uses the relaxed mode, as torch's own watchdog does, or asks nothing.
@@ -18,9 +20,11 @@
 #include <signal.h>
 
 #include <condition_variable>
+#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 #include <typeinfo>
 #include <unordered_map>
@@ -35,11 +39,29 @@ namespace loom {
 namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
 uint64_t cpu_ns() {
   timespec t;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec);
+}
+
+// How a work ended, as its backend says it (c10d::WorkResult). Null if it does not; asked once per type of work,
+// because a refusal is an exception with a backtrace. A template, because not every torch >= 2.6 has the question.
+template <typename W>
+FuturePtr result_of(W& work) noexcept {
+  if constexpr (requires { work.getFutureResult(); }) {
+    static std::atomic<const std::type_info*> without{nullptr};
+    const std::type_info* type = &typeid(work);
+    if (without.load(std::memory_order_relaxed) == type) return nullptr;
+    try {
+      return work.getFutureResult();
+    } catch (...) {
+      without.store(type, std::memory_order_relaxed);
+    }
+  }
+  return nullptr;
 }
 
 // -- stream capture -----------------------------------------------------------------------------------------
@@ -79,6 +101,13 @@ ExchangeMode exchange_of(c10::DeviceType type) {
   }
 }
 
+// Questions of this thread end no capture from now on. The mode before, or -1 where there is no such call.
+int relax(c10::DeviceType type) {
+  const auto exchange = exchange_of(type);
+  int mode = kRelaxed;
+  return exchange != nullptr && exchange(&mode) == 0 ? mode : -1;
+}
+
 // Templates, because not every torch >= 2.6 has the question; without it such a device is not asked at all.
 template <typename Impl>
 bool is_capturing(const Impl& impl, const c10::Stream& stream) {
@@ -94,7 +123,7 @@ const c10::impl::DeviceGuardImplInterface* guard_of(c10::DeviceType type) {
 }
 
 // -- one collective on its way ------------------------------------------------------------------------------
-enum Hold : int { FREE, ASKED, DROPPED };
+enum Hold : int { FREE, ASKED, DROPPED, ENTERING };  // ENTERING: the call has not returned yet
 enum class End : int { NO, YES, FAILED, UNKNOWN };
 
 struct Flight {
@@ -112,15 +141,18 @@ struct Flight {
   std::optional<c10::Event> ended;
   std::atomic<int> over{0};  // as End: the host knows
 
-  // The backend's work while somebody else holds it. Whoever drops it while it is asked leaves it here.
+  // The backend's work while somebody else holds it. Whoever drops it while it is asked leaves it here, and in any
+  // case how it will have ended, if the backend says that.
   std::atomic<int> hold{FREE};
   c10d::Work* work = nullptr;
   WorkPtr left;
+  FuturePtr result;
   // Of a batch (coalescing): the other operations, which end with this one.
   std::vector<Entry> others;
 
   uint64_t looked_ns = 0, noted = 0;  // of the thread that looks
   bool head = false;
+  std::string error;
 };
 using FlightPtr = std::shared_ptr<Flight>;
 
@@ -167,6 +199,7 @@ class Watch {
 
   void add(const FlightPtr& flight, const c10::Stream& stream) {
     std::vector<WorkPtr> dropped;
+    std::vector<FuturePtr> unset;
     bool asleep;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -174,6 +207,7 @@ class Watch {
       fresh_.push_back(flight);
       stream_ = stream;
       dropped.swap(dropped_);
+      unset.swap(unset_);
       asleep = asleep_;
     }
     if (asleep) wake_.notify_one();
@@ -208,6 +242,7 @@ class Watch {
   static constexpr uint64_t kLookShare = 1250;    // of a core: 0.08 %
   static constexpr double kEventShare = 0.005;    // of the time of the threads that train
   static constexpr uint64_t kMostEvery = 64;
+  static constexpr int64_t kUnknownResult = 100;  // as c10d::WorkResult's
 
   bool may_ask(c10::DeviceType type) {
     int known = may_ask_.load(std::memory_order_relaxed);
@@ -239,6 +274,10 @@ class Watch {
 
   void start() {
     started_ = true;
+    // Now, because the device's library is in use by now: what was registered last is called first, and a device
+    // that is being unloaded answers with errors that are none.
+    static const int registered = std::atexit([] { Watch::get().ending_ = true; });
+    (void)registered;
     sigset_t all, before;  // signals are for the threads of the program
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -266,14 +305,14 @@ class Watch {
         fresh.swap(fresh_);
         stream = stream_;
       }
+      if (ending_) return;
       Box* box = recording.load(std::memory_order_acquire);
       if (box == nullptr || !stream) continue;
       if (!relaxed) {
         relaxed = true;
         // Or calls that set the device for a moment would make a context on the first one when they set it back.
         if (const auto* impl = guard_of(stream->device_type())) impl->uncheckedSetDevice(stream->device());
-        int mode = kRelaxed;
-        if (auto exchange = exchange_of(stream->device_type())) exchange(&mode);
+        relax(stream->device_type());
         put(box->progress(layout::PROGRESS_DEVICE_EVERY), every_);
       }
       for (auto& flight : fresh) queues_[flight->lane].push_back(std::move(flight));
@@ -283,6 +322,7 @@ class Watch {
         look(*box, now);
         look_at_state(*box, *stream, now);
       } catch (const std::exception& e) {
+        if (ending_) return;
         failed(*box, e.what());
       }
       put(box->progress(layout::PROGRESS_DEVICE_LOOKED_NS), now);
@@ -300,19 +340,31 @@ class Watch {
     }
   }
 
-  // Is it over? `UNKNOWN`: it was dropped, and nobody ever waited for it.
+  // Is it over? `UNKNOWN`: it was dropped, nobody ever waited for it, and the device may have come to it.
   End end_of(Flight& flight) {
     if (const int over = flight.over.load(std::memory_order_acquire)) return static_cast<End>(over);
     const bool marked = flight.has_end.load(std::memory_order_acquire);
-    if (marked && flight.ended->query()) return End::YES;
+    const bool passed = marked && flight.ended->query();
     int state = FREE;
     if (!flight.hold.compare_exchange_strong(state, ASKED)) {
-      return marked || flight.has_end.load() ? End::NO : End::UNKNOWN;
+      if (state == DROPPED && flight.result) {
+        if (flight.result->completed()) return said_by(flight);
+        learn_from(flight.result);
+      }
+      if (passed) return End::YES;
+      if (state == ENTERING || marked || flight.has_end.load()) return End::NO;
+      const bool ahead = flight.arrived && flight.noted == 0 && !flight.arrived->query();
+      return ahead || (flight.result && has_results_) ? End::NO : End::UNKNOWN;
     }
-    End end = End::NO;
+    End end = passed ? End::YES : End::NO;
     std::exception_ptr broken;
     try {
-      if (flight.work->isCompleted()) end = flight.work->exception() ? End::FAILED : End::YES;
+      if (passed || flight.work->isCompleted()) {
+        const auto error = flight.work->exception();
+        end = error ? End::FAILED : End::YES;
+        if (error) flight.error = text_of(error);
+        if (!has_results_) learn_from(result_of(*flight.work));
+      }
     } catch (...) {
       broken = std::current_exception();
     }
@@ -326,9 +378,45 @@ class Watch {
     return end;
   }
 
+  // Results count from the first one on that was seen to be set: a backend may have them and never set them.
+  void learn_from(const FuturePtr& result) {
+    if (has_results_ || !result || result == first_result_) return;
+    forget(first_result_);
+    first_result_ = result;
+  }
+
+  // Somebody may have hung Python on one that is not set: a thread that trains frees it.
+  void forget(FuturePtr& result) {
+    if (!result || result->completed()) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    unset_.push_back(std::move(result));
+  }
+
+  static End said_by(Flight& flight) {
+    const FuturePtr& result = flight.result;
+    const int64_t said = !result->hasError() && result->value().isInt() ? result->value().toInt() : kUnknownResult;
+    if (said == 0) return End::YES;  // c10d::WorkResult::SUCCESS
+    flight.error = said == 1 ? "the backend reports a timeout" : "the backend reports an error";
+    return End::FAILED;
+  }
+
+  static std::string text_of(const std::exception_ptr& error) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& e) {
+      return e.what();
+    } catch (...) {
+      return "an error without a text";
+    }
+  }
+
   void look(Box& box, uint64_t now) {
     uint64_t oldest = 0;
     bool moved = false;
+    if (first_result_ && first_result_->completed()) {
+      has_results_ = true;
+      first_result_.reset();
+    }
     for (auto at = queues_.begin(); at != queues_.end();) {
       auto& queue = at->second;
       moved |= advance(box, queue, now);
@@ -352,15 +440,15 @@ class Watch {
   bool advance(Box& box, std::deque<FlightPtr>& queue, uint64_t now) {
     bool moved = false;
     while (!queue.empty()) {
-      const size_t last = queue.size() > 4 ? queue.size() / 2 : 0;
-      size_t until = last;
+      size_t until = queue.size() / 2;
       End end = end_of(*queue[until]);
       // One that was dropped unawaited says nothing of those before it.
       if ((end == End::NO || end == End::UNKNOWN) && until > 0) end = end_of(*queue[until = 0]);
       if (end == End::NO) break;
       for (size_t i = 0; i <= until; ++i) {
-        // One that was passed over is over, too; whether it failed nobody knows.
-        finish(box, *queue.front(), i == until ? end : End::YES, now);
+        // One that was passed over is over, too; whether it failed is asked, and may not be known.
+        const bool failed = i < until && end_of(*queue.front()) == End::FAILED;
+        finish(box, *queue.front(), i == until ? end : failed ? End::FAILED : End::YES, now);
         queue.pop_front();
         moved = true;
       }
@@ -381,7 +469,9 @@ class Watch {
   }
 
   void finish(Box& box, Flight& flight, End end, uint64_t now) {
+    forget(flight.result);
     if (end == End::UNKNOWN) {
+      if (flight.arrived && flight.arrived->query()) arrived_at(box, flight, time_of(*flight.arrived, 0, now));
       flight.entry.forget();
       for (const Entry& other : flight.others) other.forget();
       give_back(flight.arrived);
@@ -398,9 +488,10 @@ class Watch {
       } else {
         arrived_ns = time_of(*flight.arrived, 0, now);
       }
-      note(flight, arrived_ns);
-      if (flight.first) step_began(box, flight, arrived_ns);
+      arrived_at(box, flight, arrived_ns);
     }
+    // Where nobody looks at the work, nobody else tells its error.
+    if (!flight.error.empty() && !failed_) write_error(box, flight.error.c_str());
     flight.entry.end_at(ended_ns, layout::DEVICE_EVENT, end == End::FAILED);
     for (const Entry& other : flight.others) other.end_at(ended_ns, layout::DEVICE_EVENT, end == End::FAILED);
     if (marked && flight.arrived) {
@@ -411,6 +502,11 @@ class Watch {
       give_back(flight.ended);
     }
     give_back(flight.arrived);
+  }
+
+  void arrived_at(Box& box, Flight& flight, uint64_t time) {
+    note(flight, time);
+    if (flight.first) step_began(box, flight, time);
   }
 
   void note(Flight& flight, uint64_t time) {
@@ -483,11 +579,14 @@ class Watch {
     const uint64_t now = now_ns();
     failed_ns_ = now;
     set_state(box, layout::DEVICE_FAILED, now);
-    if (std::exchange(failed_, true)) return;
+    if (!std::exchange(failed_, true)) write_error(box, text);
+  }
+
+  static void write_error(Box& box, const char* text) {
     const size_t line = strcspn(text, "\n");
     const size_t length = std::min<size_t>(line, layout::DEVICE_ERROR_BYTES);
     uint64_t* blob = box.words + layout::DEVICE_ERROR_AT / 8;
-    const uint64_t version = blob[0] | 1;
+    const uint64_t version = (blob[0] + 1) | 1;
     put(blob, version);
     std::memcpy(blob + 3, text, length);
     put(blob + 1, length);
@@ -519,19 +618,21 @@ class Watch {
   std::condition_variable wake_;
   std::vector<FlightPtr> fresh_;
   std::vector<WorkPtr> dropped_;
+  std::vector<FuturePtr> unset_;
   std::optional<c10::Stream> stream_;
   bool started_ = false, asleep_ = false;
 
   std::mutex pool_mutex_;
   std::vector<c10::Event> pool_;
-  std::atomic<bool> eventless_{false}, recorded_{false};
+  std::atomic<bool> eventless_{false}, recorded_{false}, ending_{false};
   std::atomic<int> may_ask_{-1};
   std::atomic<uint64_t> every_{1};
 
   std::unordered_map<uint64_t, std::deque<FlightPtr>> queues_;
   std::optional<c10::Event> reference_, step_event_;
   uint64_t reference_ns_ = 0, step_ = 0, looked_ns_ = 0, idle_since_ = 0, failed_ns_ = 0, spent_ = 0, cost_ = 0;
-  bool failed_ = false, unknown_state_ = false;
+  FuturePtr first_result_;
+  bool failed_ = false, unknown_state_ = false, has_results_ = false;
 };
 
 }  // namespace

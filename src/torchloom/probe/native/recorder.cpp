@@ -122,9 +122,11 @@ class DeviceWork final : public Delegate {
  public:
   DeviceWork(WorkPtr inner, FlightPtr flight) : Delegate(std::move(inner)), flight_(std::move(flight)) {
     flight_->work = inner_.get();
+    flight_->hold.store(FREE);
   }
 
   ~DeviceWork() override {
+    flight_->result = result_of(*inner_);
     flight_->left = std::move(inner_);
     if (flight_->hold.exchange(DROPPED) != ASKED) flight_->left.reset();
   }
@@ -275,6 +277,10 @@ class Kernel final : public c10::OperatorKernel {
     try {
       op.redispatchBoxed(below, stack);
     } catch (...) {
+      if (before.early) {
+        before.early->over.store(static_cast<int>(End::FAILED), std::memory_order_release);
+        throw;
+      }
       put(box->slot(entry.seq) + layout::ARRIVAL, 0);
       entry.end(layout::HOST_WAIT, true);
       throw;
@@ -292,6 +298,7 @@ class Kernel final : public c10::OperatorKernel {
     std::optional<c10::Event> arrived;
     uint64_t lane = 0, step = 0;
     bool first = false, sync = false;
+    FlightPtr early;  // of an operation that is watched while its host is in the call
   };
 
   // An entry with the number 0 was not recorded.
@@ -357,7 +364,13 @@ class Kernel final : public c10::OperatorKernel {
       if (!watch.is_timed(before.step, before.first)) return;
       if (Batches::get().state(entry.group).second) return;  // the first of a batch stands for all
       before.arrived = watch.record(*before.stream, box);
-      if (before.arrived) put(box.slot(entry.seq) + layout::ARRIVAL, entry.approaching());
+      if (!before.arrived) return;
+      put(box.slot(entry.seq) + layout::ARRIVAL, entry.approaching());
+      if (!is_barrier() || Batches::get().state(entry.group).first) return;
+      before.early = make_flight(entry, before);
+      before.early->hold.store(ENTERING);
+      entry.expect(layout::DEVICE_EVENT);
+      watch.add(before.early, *before.stream);
     } catch (...) {
       add_one(box.progress(layout::PROGRESS_GUARD_TRIPS));
     }
@@ -380,10 +393,25 @@ class Kernel final : public c10::OperatorKernel {
     __atomic_store_n(slot + layout::SEQ, body[layout::SEQ], __ATOMIC_RELEASE);
   }
 
+  bool is_barrier() const { return device_ > 0 && sized_by_ == 0; }
+
+  static FlightPtr make_flight(const Entry& entry, Before& before) {
+    auto flight = std::make_shared<Flight>(entry, before.device);
+    flight->lane = before.lane;
+    flight->step = before.step;
+    flight->first = before.first;
+    flight->arrived = std::move(before.arrived);
+    return flight;
+  }
+
   // The operation has been handed to the backend: find out when it will be over.
   void follow(const Entry& entry, Stack& stack, Before& before) noexcept {
     try {
       if (stack.empty() || !stack.back().isObject()) {
+        if (before.early) {
+          before.early->over.store(static_cast<int>(End::YES), std::memory_order_release);
+          return;
+        }
         entry.end(layout::HOST_WAIT, false);  // no work: it was over when the call returned
         return;
       }
@@ -405,6 +433,7 @@ class Kernel final : public c10::OperatorKernel {
         stack.back() = c10::IValue(std::move(watched));
       }
     } catch (...) {
+      if (before.early) before.early->hold.store(DROPPED);
       add_one(entry.group->box->progress(layout::PROGRESS_GUARD_TRIPS));
     }
   }
@@ -415,13 +444,10 @@ class Kernel final : public c10::OperatorKernel {
     if (!before.stream || (work && is_python(*work)) || (!work && !batched && !before.sync)) {
       put(entry.group->box->slot(entry.seq) + layout::ARRIVAL, 0);
       entry.expect(layout::NONE);
+      if (before.early) before.early->hold.store(DROPPED);
       return;
     }
-    auto flight = std::make_shared<Flight>(entry, before.device);
-    flight->lane = before.lane;
-    flight->step = before.step;
-    flight->first = before.first;
-    flight->arrived = std::move(before.arrived);
+    auto flight = before.early ? before.early : make_flight(entry, before);
     if (batched) {
       entry.expect(layout::NONE);  // until the batch ends, if it ever does
       Batches::get().add(std::move(flight));
@@ -432,10 +458,10 @@ class Kernel final : public c10::OperatorKernel {
       WorkPtr stand_in = c10::make_intrusive<DeviceWork>(work, flight);
       stack.back() = c10::IValue(std::move(stand_in));
     } else {  // synchronous, without a work: it is over when the current stream has come here
-      flight->hold.store(DROPPED);
       Watch::get().mark_end(*flight);
+      flight->hold.store(DROPPED);
     }
-    Watch::get().add(flight, *before.stream);
+    if (!before.early) Watch::get().add(flight, *before.stream);
   }
 
   // Asked by another thread, it would take the GIL; and its user may want the very object.
@@ -551,6 +577,11 @@ extern "C" int loom_start(uint64_t* words) {
   } catch (...) {
     return -1;
   }
+}
+
+// What the thread that looks does first for a device of this type (c10::DeviceType); for tests without such a device.
+extern "C" int loom_relax(int type) {
+  return loom::relax(static_cast<c10::DeviceType>(type));
 }
 
 extern "C" void loom_stop() {

@@ -51,11 +51,17 @@ class DataSettings:
     def _declare(self, name: str, thing: Any) -> None:
         found = weakref.ref(thing)
 
-        def there() -> Any:
+        def check(value: Any) -> object:
             present = found()
             if present is None:
                 raise UsageError(f"the loader that {name} was of is gone")
-            return present
+            return present.check(value)
+
+        def put(value: Any) -> None:
+            """A script may drop its loader: then there is nothing that the value could hold for."""
+            present = found()
+            if present is not None:
+                present.set(value)
 
         def get() -> Any:
             present = found()
@@ -66,8 +72,8 @@ class DataSettings:
         setting = _setting(name, thing)
         if setting is not None:
             form = Form(setting, _same, _same)
-            declared = Declared(form, lambda value: there().set(value), get)
-            declared.check = lambda value: there().check(value)
+            declared = Declared(form, put, get)
+            declared.check = check
             self._registry.add(declared)
 
 

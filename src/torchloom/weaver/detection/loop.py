@@ -11,39 +11,47 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from math import inf
 
 from msgspec.structs import replace
 
 from torchloom import boottime
 from torchloom.bus.protocol import Bus, Message
-from torchloom.core.config.schedule import superseded
 from torchloom.core.detect.judge import Memory, judge
 from torchloom.core.detect.robust import median
+from torchloom.core.detect.slow_replicas import slow_replica
 from torchloom.core.detect.thresholds import Pace
+from torchloom.core.detect.wide_board import board_for
+from torchloom.core.policy.leave_out import is_held, paces_of
+from torchloom.core.policy.leave_out import measure as measure_replicas
 from torchloom.core.policy.pace import is_news, measure
 from torchloom.core.policy.rebalance import helps, open_keys
-from torchloom.core.policy.reporting import Seen, choose
+from torchloom.core.policy.reporting import choose
 from torchloom.core.policy.rollback import blamed_steps
 from torchloom.core.policy.rules import wanted
 from torchloom.errors import LoomError
 from torchloom.model.checkpoints import CheckpointEntry
-from torchloom.model.events import FindingEnded, FindingMade, PaceMeasured, WitnessAnswered
-from torchloom.model.findings import Finding, RankEvidence
+from torchloom.model.events import FindingEnded, FindingMade, PaceMeasured, ReplicasMeasured, WitnessAnswered
+from torchloom.model.findings import Finding
 from torchloom.model.fleet import Fleet, Job, JobState, WorkerState
-from torchloom.model.windows import RankWindow, RefWindow
+from torchloom.model.windows import RankWindow, RefWindow, WindowBlock
 from torchloom.weaver.detection.baselines import Baseline, Baselines
 from torchloom.weaver.detection.evidence import gather, named
-from torchloom.weaver.detection.kept import joined_hashes, joined_steps, left_behind
+from torchloom.weaver.detection.kept import left_behind
 from torchloom.weaver.detection.lateness import Lateness
-from torchloom.weaver.detection.limits import limits_of
+from torchloom.weaver.detection.limits import limits_of, settings_in_force
 from torchloom.weaver.detection.second_witness import question
+from torchloom.weaver.detection.watched_job import WatchedJob, rows_from
 from torchloom.wire import codec, subjects
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
+REST_AFTER_LOOK = 4.0
+"""No new look at a job for so many times as long as the last one took: one fifth of the loop's time at
+most."""
 FRESH_S = 2.0
 """An older window says nothing about now."""
 EVIDENCE_WITHIN_S = 1.5
@@ -55,7 +63,9 @@ SAVE_EVERY_S = 15.0
 MEASURE_EVERY_S = 5.0
 """How often the pace of a job with uneven shares is worth a word."""
 
-Say = Callable[[FindingMade | FindingEnded | PaceMeasured | WitnessAnswered], Awaitable[None]]
+Say = Callable[
+    [FindingMade | FindingEnded | PaceMeasured | ReplicasMeasured | WitnessAnswered], Awaitable[None]
+]
 Shares = Callable[[Job], str | None]
 """The shares of a job's ranks as they are now; None if its script has none that could be changed."""
 Before = Callable[[Job, int], Awaitable[tuple[CheckpointEntry | None, str]]]
@@ -64,46 +74,6 @@ Before = Callable[[Job, int], Awaitable[tuple[CheckpointEntry | None, str]]]
 
 async def _no_checkpoints(job: Job, step: int) -> tuple[CheckpointEntry | None, str]:
     return None, ""
-
-
-@dataclass
-class _Heard:
-    window: RankWindow
-    incarnation: int
-    at_s: float
-    """When it was sent, which may be long before it arrived."""
-
-
-@dataclass
-class _Watched:
-    """One job's generation as the detectors know it."""
-
-    generation: int
-    memory: Memory
-    heard: dict[int, _Heard] = field(default_factory=dict)
-    fresh: set[int] = field(default_factory=set)
-    """Ranks of which there is a window that was not looked at yet."""
-    urgent: bool = False
-    """Something other than a window is new: the evidence that was requested."""
-    looked_s: float = 0.0
-    faults: dict[str, Seen] = field(default_factory=dict)
-    evidence: dict[int, RankEvidence] = field(default_factory=dict)
-    """Of those that hold the job up, as it came in."""
-    fresh_evidence: dict[int, RankEvidence] = field(default_factory=dict)
-    """The part of it that has not been reported yet."""
-    stuck_s: float | None = None
-    """Since when the job has been found to be held up."""
-    asked_s: float = 0.0
-    all_asked_s: float = 0.0
-    """When all ranks were last asked, and not only those to blame …"""
-    asked_about: tuple[object, ...] = ()
-    """… and what was found then."""
-    asking: asyncio.Task[None] | None = None
-    second: asyncio.Task[None] | None = None
-    """Asks torch's Flight Recorder, once for each time that the job stands still."""
-    all_answered: bool = False
-    measured_s: float = 0.0
-    """When the pace of a job with uneven shares was last reported."""
 
 
 class Detection:
@@ -122,7 +92,7 @@ class Detection:
         self._fleet = fleet
         self._leads = leads
         self._say = say
-        self._jobs: dict[str, _Watched] = {}
+        self._jobs: dict[str, WatchedJob] = {}
         self._baselines = Baselines(bus)
         self._lateness = Lateness()
         self._led = False
@@ -142,8 +112,13 @@ class Detection:
             return
         late_s = self._lateness.of(batch.node, batch.session, batch.sent_ns, boottime.now_ns())
         sent_s = asyncio.get_running_loop().time() - late_s
-        for one in batch.windows:
-            self._keep(one, batch.node, sent_s, fresh=late_s <= FRESH_S)
+        try:
+            for one in batch.windows:
+                self._keep(one, batch.node, sent_s, fresh=late_s <= FRESH_S)
+            for block in batch.blocks:
+                self._keep_block(block, batch.node, sent_s, fresh=late_s <= FRESH_S)
+        except (OverflowError, ValueError) as error:
+            log.warning("windows on %s have impossible numbers: %s", message.subject, error)
 
     def _keep(self, one: RefWindow, node: str, sent_s: float, fresh: bool) -> None:
         ref, window = one.ref, one.window
@@ -154,33 +129,51 @@ class Detection:
         if worker.ref != ref or worker.node != node:
             return
         watched = self._watched(job)
-        before = watched.heard.get(ref.rank)
-        if before is not None and before.incarnation == ref.incarnation:
-            steps, hashes = joined_steps(before.window, window), joined_hashes(before.window, window)
-            window = replace(window, steps=steps, hashes=hashes)
-        watched.heard[ref.rank] = _Heard(window, ref.incarnation, sent_s)
+        if window.rank != ref.rank:
+            return
+        watched.sent_s[ref.rank] = -inf
+        watched.board.put(window, anew=watched.incarnations.get(ref.rank) != ref.incarnation)
+        watched.incarnations[ref.rank], watched.sent_s[ref.rank] = ref.incarnation, sent_s
         if not fresh:
             return  # its steps are worth keeping, but it says nothing about now
         watched.fresh.add(ref.rank)
         if len(watched.fresh) >= len(job.workers):
             self._wake.set()  # no need to wait: now there is a new window of every rank
 
+    def _keep_block(self, block: WindowBlock, node: str, sent_s: float, fresh: bool) -> None:
+        job = self._fleet().jobs.get(block.job)
+        if job is None or job.generation != block.generation:
+            return
+        rows = rows_from(node, block, job)
+        if not rows:
+            return
+        watched = self._watched(job)
+        ranks = watched.take(block, rows, sent_s)
+        if fresh:
+            watched.fresh.update(ranks)
+            if len(watched.fresh) >= len(job.workers):
+                self._wake.set()
+
     def windows(self, id: str) -> list[RankWindow]:
-        """The fresh windows of a job, whether or not every rank has one."""
+        """The fresh windows of a job as they are now, whether or not every rank has one."""
         watched, now_s = self._jobs.get(id), asyncio.get_running_loop().time()
         job = self._fleet().jobs.get(id)
         if watched is None or job is None or job.generation != watched.generation:
             return []
-        return [one.window for one in watched.heard.values() if now_s - one.at_s <= FRESH_S]
+        sent = zip(watched.board, watched.sent_s, strict=True)
+        return [replace(one, steps=tuple(one.steps)) for one, at_s in sent if now_s - at_s <= FRESH_S]
 
-    def _watched(self, job: Job) -> _Watched:
+    def _watched(self, job: Job) -> WatchedJob:
         known = self._jobs.get(job.id)
-        if known is None or known.generation != job.generation:
+        size = len(job.workers)
+        if known is None or known.generation != job.generation or len(known.board) != size:
             pace = Pace() if known is None else replace(known.memory.pace, steps=0)
             if known is not None and known.asking is not None:
                 known.asking.cancel()
             second = known.second if known is not None else None
-            known = self._jobs[job.id] = _Watched(job.generation, Memory(pace=pace), second=second)
+            known = self._jobs[job.id] = WatchedJob(
+                job.generation, Memory(pace=pace), board_for(size), array("d", [-inf]) * size, second=second
+            )
         return known
 
     # -- looking --------------------------------------------------------------------------------------
@@ -243,17 +236,26 @@ class Detection:
             if task is not None:
                 task.cancel()
 
-    async def _look(self, job: Job, watched: _Watched) -> None:
+    async def _look(self, job: Job, watched: WatchedJob) -> None:
         now_s = asyncio.get_running_loop().time()
-        if watched.generation != job.generation or not _is_due(job, watched, now_s):
+        due = watched.is_due(len(job.workers), now_s, LOOK_EVERY_S, REST_AFTER_LOOK)
+        if watched.generation != job.generation or not due:
             return
         windows = self._windows(job, watched, now_s)
         if not windows:
             return
         watched.fresh, watched.urgent, watched.looked_s = set(), False, now_s
-        limits, settings = limits_of(job.spec.limits), _settings(job, windows)
+        paces = paces_of(self._fleet(), job, self.windows)
+        measured = measure_replicas(job, paces)
+        if measured is not None:
+            await self._say(measured)
+        if is_held(job):
+            return  # it makes no step, because it is left out
+        limits, settings = limits_of(job.spec.limits), settings_in_force(job, windows)
         watched.memory, found = judge(windows, watched.memory, limits, settings=settings)
+        watched.took_s = asyncio.get_running_loop().time() - now_s
         found = [f for f in found if not f.traits.from_events]
+        found += slow_replica(paces, job.id, windows)
         ready = self._ask_if_stuck(job, watched, found, now_s)
         faults, say, ended = choose(
             watched.faults,
@@ -274,7 +276,7 @@ class Detection:
         await self._measure(job, watched, windows, now_s)
 
     async def _measure(
-        self, job: Job, watched: _Watched, windows: Sequence[RankWindow], now_s: float
+        self, job: Job, watched: WatchedJob, windows: Sequence[RankWindow], now_s: float
     ) -> None:
         """How a job with uneven shares does, if that is news."""
         if job.balance is None or now_s - watched.measured_s < MEASURE_EVERY_S:
@@ -284,28 +286,33 @@ class Detection:
             watched.measured_s = now_s
             await self._say(found)
 
-    def _windows(self, job: Job, watched: _Watched, now_s: float) -> list[RankWindow]:
+    def _windows(self, job: Job, watched: WatchedJob, now_s: float) -> Sequence[RankWindow]:
         """A window of every rank that runs, or none at all."""
         if job.state not in (JobState.RUNNING, JobState.STARTING):
             return []
-        found = []
-        for worker in job.workers:
-            heard = watched.heard.get(worker.ref.rank)
-            if worker.state is WorkerState.EXITED:
-                if heard is not None and worker.exit is not None and worker.exit.ok:
-                    found.append(left_behind(heard.window, worker))
-                continue
-            if worker.blind or heard is None or now_s - heard.at_s > FRESH_S:
-                return []
-            window = heard.window
-            known = watched.evidence.get(worker.ref.rank)
-            if known is not None and known.location and not window.process.location:
-                window = replace(window, process=replace(window.process, location=known.location))
-            found.append(window)
-        return found
+        board, since_s = watched.board, now_s - FRESH_S
+        if len(board) != len(job.workers):
+            return []
+        for rank, known in watched.evidence.items():
+            window = board[rank]
+            if known.location and board.has(rank) and not window.process.location:
+                board.put(replace(window, process=replace(window.process, location=known.location)))
+        exited = [worker for worker in job.workers if worker.state is WorkerState.EXITED]
+        if not exited:
+            seen = min(watched.sent_s) >= since_s and not any(worker.blind for worker in job.workers)
+            return board if seen else []
+        found = dict(enumerate(board))
+        for worker in exited:
+            window = found.pop(worker.ref.rank)
+            if board.has(worker.ref.rank) and worker.exit is not None and worker.exit.ok:
+                found[worker.ref.rank] = left_behind(window, worker)
+        running = [rank for rank, one in found.items() if not one.left]
+        if any(watched.sent_s[rank] < since_s or job.workers[rank].blind for rank in running):
+            return []
+        return [found[rank] for rank in sorted(found)]
 
     # -- evidence -------------------------------------------------------------------------------------
-    def _ask_if_stuck(self, job: Job, watched: _Watched, found: list[Finding], now_s: float) -> bool:
+    def _ask_if_stuck(self, job: Job, watched: WatchedJob, found: list[Finding], now_s: float) -> bool:
         """Ask for evidence about what holds the job up; whether it may be said now."""
         stuck = next((f for f in found if f.traits.stuck), None)
         if stuck is None:
@@ -329,12 +336,12 @@ class Detection:
         answered = watched.all_answered and bool(watched.evidence)
         return answered or now_s - watched.all_asked_s >= EVIDENCE_WITHIN_S
 
-    def _ask_second(self, job: Job, watched: _Watched, finding: Finding) -> None:
+    def _ask_second(self, job: Job, watched: WatchedJob, finding: Finding) -> None:
         if watched.second is not None:
             watched.second.cancel()
         watched.second = asyncio.create_task(question(self._bus, self._fleet, self._say, job, finding))
 
-    async def _ask(self, job: Job, watched: _Watched, finding: Finding, everybody: bool) -> None:
+    async def _ask(self, job: Job, watched: WatchedJob, finding: Finding, everybody: bool) -> None:
         try:
             workers = [w for w in job.workers if w.state is not WorkerState.EXITED]
             found = await gather(self._bus, workers, finding, EVIDENCE_WITHIN_S, everybody)
@@ -348,7 +355,7 @@ class Detection:
             watched.asking = None
 
     async def _tell(
-        self, job: Job, watched: _Watched, finding: Finding, windows: Sequence[RankWindow]
+        self, job: Job, watched: WatchedJob, finding: Finding, windows: Sequence[RankWindow]
     ) -> None:
         if finding.traits.stuck:
             evidence, watched.fresh_evidence = watched.fresh_evidence, {}
@@ -383,18 +390,3 @@ class Detection:
         if span is None:
             return None, "the script does not report its training step"
         return await self._before(job, span[0])
-
-
-def _is_due(job: Job, watched: _Watched, now_s: float) -> bool:
-    """Whether to judge now: at once when every rank has a new window or evidence has arrived, else at
-    intervals, so that a job on many hosts is not judged for each of them."""
-    if watched.urgent or len(watched.fresh) >= len(job.workers):
-        return True
-    return bool(watched.fresh) and now_s - watched.looked_s >= LOOK_EVERY_S
-
-
-def _settings(job: Job, windows: Sequence[RankWindow]) -> int:
-    """How many changes of its config are in force."""
-    done = [w.steps_done + w.offset for w in windows if w.offset is not None]
-    void = superseded(job.schedule)
-    return sum(not done or entry.step <= max(done) for entry in job.schedule if entry.version not in void)

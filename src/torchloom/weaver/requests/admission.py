@@ -1,20 +1,22 @@
 """Hosts join and are revoked: tokens, claims, and the list of revoked keys on the bus.
 
 The core decides, in the order of the stream, what a token is worth. An `Issuer` signs the claims; only a
-control host of a cluster has one.
+control host of a cluster has one. A pod has no join token: Kubernetes vouches for it (`PodReviewer`), and it
+gets one that is used at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import logging
 import secrets
 from typing import Protocol
 
 from torchloom.core.nodes.admission import why_not
 from torchloom.errors import Conflict, LoomError, NotAllowed, NotFound, UsageError
-from torchloom.model.admission import JoinAnswer
+from torchloom.model.admission import POD, JoinAnswer, ProvenPod
 from torchloom.model.events import JoinTokenMade, NodeAdmitted, NodeRevoked
 from torchloom.model.ids import check_token
 from torchloom.weaver.publisher import Publisher
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 PREFIX = "loomjoin1"
 LOOK_EVERY_S = 0.5
 LONGEST_VALID_S, MOST_HOSTS = 7 * 24 * 3600.0, 1024
+POD_PREFIX, POD_TOKEN_S = "loompod1", 60.0
+REVIEWS_AT_ONCE = 8
 
 
 class Issuer(Protocol):
@@ -44,15 +48,29 @@ class Issuer(Protocol):
         """What makes the holder of a key the agent of a node."""
         ...
 
+    def api_token(self, node: str, key: str) -> str:
+        """The secret with which the pod that has this key may call the API."""
+        ...
+
     async def publish_revoked(self, revoked: dict[str, int]) -> None:
         """Make all servers of the bus refuse these keys and end their connections. Raises LoomError."""
         ...
 
 
+class PodReviewer(Protocol):
+    """Asks Kubernetes whose token this is."""
+
+    async def review(self, token: str) -> ProvenPod:
+        """Raises NotAllowed unless it is the token of a pod that may join."""
+        ...
+
+
 class Admission:
-    def __init__(self, stream: Publisher, issuer: Issuer | None) -> None:
+    def __init__(self, stream: Publisher, issuer: Issuer | None, reviewer: PodReviewer | None = None) -> None:
         self._stream = stream
         self._issuer = issuer
+        self._reviewer = reviewer
+        self._reviews = asyncio.Semaphore(REVIEWS_AT_ONCE)
         self._published: dict[str, int] = {}
         self._publishing = asyncio.Lock()
 
@@ -85,6 +103,46 @@ class Admission:
         )
         await self._stream.say("node", made)
         return f"{PREFIX}.{id}.{secret}.{signer.fingerprint()}"
+
+    async def admit_pod(self, token: str, key: str) -> tuple[str, JoinAnswer]:
+        """Admit the pod whose service account token this is, as the node with its name, and as no other."""
+        self._stream.check_ready()
+        signer = self._signer()
+        if self._reviewer is None:
+            raise Conflict(
+                "This service does not run in Kubernetes", hint="join with a token of `loom node token`"
+            )
+        _check_key(key)
+        async with self._reviews:
+            pod = await self._reviewer.review(token)
+        admitted = self._stream.fleet.admissions.nodes.get(pod.node)
+        if admitted is not None and admitted.key == key:  # it asks again, because it did not get the answer
+            return pod.node, self._pod_answer(signer, pod.node, key)
+        self._check_pod(pod.node)
+        given = await self.make_token(f"{POD}{pod.namespace}/{pod.pod}", POD_TOKEN_S, 1, pod.node)
+        self._check_pod(pod.node)  # it may have been revoked before the token was recorded; later voids it
+        await self.admit(given, pod.node, key)
+        return pod.node, self._pod_answer(signer, pod.node, key)
+
+    def pod_of(self, token: str) -> str:
+        """The node whose pod this token of the API was made for, while it is admitted; else empty."""
+        prefix, _, rest = token.partition(".")
+        node, _, _ = rest.partition(".")
+        admitted = self._stream.fleet.admissions.nodes.get(node)
+        if prefix != POD_PREFIX or self._issuer is None or admitted is None:
+            return ""
+        right = f"{POD_PREFIX}.{node}.{self._issuer.api_token(node, admitted.key)}"
+        return node if hmac.compare_digest(token.encode(errors="replace"), right.encode()) else ""
+
+    def _check_pod(self, node: str) -> None:
+        if node in self._stream.fleet.admissions.revoked_nodes:
+            raise NotAllowed(
+                f"the node {node} has been revoked", hint="delete its pod: the next one may join"
+            )
+
+    def _pod_answer(self, signer: Issuer, node: str, key: str) -> JoinAnswer:
+        token = f"{POD_PREFIX}.{node}.{signer.api_token(node, key)}"
+        return JoinAnswer(signer.claims(node, key), signer.servers, signer.apis, signer.authorities(), token)
 
     async def admit(self, token: str, node: str, key: str) -> JoinAnswer:
         """Admit a host with this public key under this name, if the token allows it."""

@@ -13,6 +13,7 @@ from torchloom.core.nodes.name_owner import standing
 from torchloom.errors import Conflict, NotFound
 from torchloom.model.events import NodeDrained, NodeGone
 from torchloom.model.fleet import NodeState
+from torchloom.weaver.hearing import Hearing
 from torchloom.weaver.live_view import LiveView
 from torchloom.weaver.publisher import Publisher
 from torchloom.wire import codec, subjects
@@ -31,6 +32,7 @@ class Nodes:
         self._stream = stream
         self._live = live
         self._lease = lease
+        self.hearing = Hearing(bus, stream.name, lambda: len(stream.fleet.nodes))
 
     def seen(self, node: str) -> float | None:
         """Seconds since its last heartbeat; None if there was none."""
@@ -65,14 +67,17 @@ class Nodes:
         return known is None or known.session == session
 
     async def say_silence(self, now_s: float) -> None:
-        """Nodes that fell silent or are reachable again, and workers that their own hosts have killed."""
+        """Nodes that fell silent or are reachable again, and workers that their own hosts have killed. Of
+        silence nothing is said by a weaver that did not hear well itself."""
         heard_s = self._live.last_heard_s
+        for again in heard_again(self._stream.fleet, heard_s, now_s, SILENT_LIMIT_S):
+            await self._stream.say("finding", again)
+        if self.hearing.well_for_s() < SILENT_LIMIT_S:
+            return
         for silent in silent_nodes(self._stream.fleet, heard_s, now_s, SILENT_LIMIT_S):
             spoke_s = self._live.spoke_s.get(silent.node)
             unheard_s = None if spoke_s is None else now_s - spoke_s
             await self._stream.say("finding", replace(silent, unheard_s=unheard_s))
-        for again in heard_again(self._stream.fleet, heard_s, now_s, SILENT_LIMIT_S):
-            await self._stream.say("finding", again)
         since_s = self._live.expected_s  # another weaver may have given leases until then
         heard = {node: max(at_s, since_s) for node, at_s in self._live.last_heard_s.items()}
         for gone in fenced_nodes(self._stream.fleet, heard, now_s):

@@ -409,6 +409,7 @@ export interface IncidentDetail {
   outcome: string;
   reason: string;
   culprit: number | null;
+  culprits: Array<number>;
   open: boolean;
   lost_steps: number | null;
   recovery_s: number | null;
@@ -437,6 +438,7 @@ export interface IncidentView {
   outcome: string;
   reason: string;
   culprit: number | null;
+  culprits: Array<number>;
   open: boolean;
   lost_steps: number | null;
   recovery_s: number | null;
@@ -634,6 +636,8 @@ export interface JoinView {
   servers: Array<string>;
   addresses: Array<string>;
   ca: string;
+  node: string;
+  api_token: string;
 }
 
 export interface LeavingView {
@@ -730,6 +734,7 @@ export interface NodeView {
   devices: Array<DeviceView>;
   seen_s: number | null;
   dropped_messages: number;
+  pod: string;
 }
 
 export interface OperationAccepted {
@@ -773,19 +778,26 @@ export interface PlaceView {
   version: number | null;
 }
 
+export interface PodJoinRequest {
+  token: string;
+  key: string;
+}
+
 export interface PolicyBody {
   dry_run: boolean;
   restarts_per_hour: number;
   rollbacks_per_hour: number;
   pauses_per_hour: number;
   rebalances_per_hour: number;
+  leave_outs_per_hour: number;
+  take_back_s: number;
   cooldown_s: number;
   skip_batches: number;
   self_fence_s: number | null;
   restart_cost_s: number | null;
   probe_links: boolean;
   probe_every_s: number;
-  rules: Record<string, Record<string, "ignore" | "report" | "pause" | "rebalance" | "restart" | "restart-replica" | "rollback" | "evict" | "promote" | "drain">>;
+  rules: Record<string, Record<string, "ignore" | "report" | "pause" | "rebalance" | "leave-out" | "restart" | "restart-replica" | "rollback" | "evict" | "promote" | "drain">>;
 }
 
 export interface ProbeRequest {

@@ -72,6 +72,29 @@ def test_a_revoked_key_is_never_admitted_again() -> None:
     story.check_replay()
 
 
+def test_a_revoked_node_is_remembered_until_a_token_of_a_person_admits_it_again() -> None:
+    """A pod proves its name itself, and may ask as often as it likes."""
+    story = story_with(hosts=5)
+    known = story.fleet.admissions
+    assert ask(story, "a", "KA") == ""
+    story.tell(JoinTokenMade(token="own", digest="o", by="pod ml/a", valid_s=60.0, hosts=1, node="a"))
+    story.tell(NodeRevoked(node="a", by="ann"))
+    assert list(known.revoked_nodes) == ["a"]
+    story.tell(NodeAdmitted(node="a", key="KX", token="own", digest="o"))
+    assert "a" not in known.nodes, "a token that was on its way for this node alone is void"
+    assert ask(story, "a", "KY") == "" and not known.revoked_nodes
+    story.check_replay()
+
+
+def test_tokens_that_are_used_up_make_room_first() -> None:
+    story = story_with()
+    known = story.fleet.admissions
+    for at in range(2 * admission.MOST_TOKENS):
+        story.tell(JoinTokenMade(token=f"p{at}", digest="p", by="pod", valid_s=60.0, hosts=1, node=f"n{at}"))
+        story.tell(NodeAdmitted(node=f"n{at}", key=f"K{at}", token=f"p{at}", digest="p"))
+    assert len(known.tokens) <= admission.MOST_TOKENS and known.tokens["t"].left == 1
+
+
 def test_what_is_remembered_is_bounded() -> None:
     story = Story()
     for number in range(admission.MOST_TOKENS + 5):

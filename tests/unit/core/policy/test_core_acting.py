@@ -15,11 +15,11 @@ from torchloom.core.policy.rollback import blamed_steps
 from torchloom.core.transaction.packing import pack_answers
 from torchloom.errors import UsageError
 from torchloom.model.effects import PostMail, StopWorkers
-from torchloom.model.events import FindingMade, RanksAnswered
+from torchloom.model.events import FindingMade, NodeUnreachable, RanksAnswered
 from torchloom.model.findings import Finding
 from torchloom.model.fleet import JobState
 from torchloom.model.policy import Action, Policy
-from torchloom.model.quorum import ReplicaSeat
+from torchloom.model.quorum import LighthousePlace, ReplicaSeat
 from torchloom.model.transaction.messages import Answer, AttemptId, Kind, Said
 
 ROLLBACK: dict[str, dict[str, Action]] = {
@@ -272,6 +272,17 @@ def test_a_replica_of_a_torchft_job_is_restarted_alone() -> None:
     story.tell(made(hang(certain=True, may_act=True, certainty="stopped")))
     assert story.state() is JobState.RECOVERING
     assert "only this replica; the other 2 of ft continue" in story.incident().decision
+
+
+def test_a_replica_that_waits_for_an_unreachable_lighthouse_is_not_restarted() -> None:
+    story = stepping(Policy(rules={"hang": {"certain": "restart"}}))
+    story.join("far")
+    story.job().spec = replace(story.job().spec, replica=ReplicaSeat(set="ft", index=1, size=3))
+    story.fleet.lighthouses["ft"] = LighthousePlace("far")
+    story.tell(NodeUnreachable(node="far", silent_s=3.5))
+    story.tell(made(hang(certain=True, may_act=True, certainty="stopped")))
+    assert story.state() is JobState.RUNNING, "only that replica has its weights"
+    assert "waits for the lighthouse on far, which is unreachable" in story.incident().decision
 
 
 def test_data_without_places_is_rolled_back_and_told_that_nothing_was_left_out() -> None:

@@ -174,6 +174,16 @@ def test_by_default_and_in_a_dry_run_it_is_only_advised() -> None:
     )
 
 
+def test_it_promises_no_more_than_the_slow_rank_costs() -> None:
+    """Where other ranks are late by chance, the job is hardly faster without the slow one."""
+    story = running(Policy())
+    found(story, inputs={**INPUTS, "cost": 0.2})
+    assert "would make the job about 1.25× as fast" in story.incident().decision
+    story = running(Policy())
+    found(story, inputs={**INPUTS, "cost": 0.01})
+    assert "as fast" not in story.incident().decision
+
+
 def test_ranks_that_refuse_leave_everything_as_it_was() -> None:
     story = running()
     found(story)

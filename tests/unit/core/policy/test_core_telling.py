@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from torchloom.core.policy.parsing import policy_from
-from torchloom.core.policy.reporting import AGAIN_S, CALM_S, SLOW_FOR_S, Ended, Seen, choose, key
+from torchloom.core.policy.reporting import (
+    AGAIN_S,
+    CALM_S,
+    NOBODYS_FOR_S,
+    SLOW_FOR_S,
+    Ended,
+    Seen,
+    choose,
+    key,
+)
 from torchloom.core.policy.rules import DecisionFacts, decide, level_of, wanted
 from torchloom.errors import UsageError
 from torchloom.model.findings import Finding
@@ -83,6 +92,14 @@ def test_slowness_must_be_found_more_than_once_and_for_a_while() -> None:
     assert looks.look(slow)[0] == [] and looks.look(slow)[0] == []
     assert looks.look(slow, after_s=SLOW_FOR_S)[0] == [slow]
     assert looks.look(slow)[0] == []
+
+
+def test_a_slowdown_of_nobody_must_last_longer() -> None:
+    """A job may do something else for a while: a search for the learning rate, another data set."""
+    looks, slow = Looks(), finding("global-slowdown", 0.0, ranks=())
+    assert looks.look(slow)[0] == [] and looks.look(slow)[0] == []
+    assert looks.look(slow, after_s=SLOW_FOR_S)[0] == []
+    assert looks.look(slow, after_s=NOBODYS_FOR_S - SLOW_FOR_S)[0] == [slow]
 
 
 def test_a_number_that_is_bad_again_is_said_again_but_not_at_every_step() -> None:

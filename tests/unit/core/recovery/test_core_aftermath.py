@@ -42,6 +42,27 @@ def test_three_tell_who_is_odd() -> None:
     assert found is not None and found.ranks == (1,) and found.certain
 
 
+def in_turns(last: int, *, odd: bool) -> list[Collective]:
+    """Two sizes in turns, as a job with two DDP modules makes them; the last is not over."""
+    sizes = [160, 8_700]
+    made = [all_reduce(n, sizes[n % 2], finished_ns=1) for n in range(last - 6, last)]
+    return [*made, all_reduce(last, sizes[(last + odd) % 2])]
+
+
+def test_of_two_that_differ_both_are_named_with_the_one_that_departs_from_what_both_did_before() -> None:
+    found = disagreement([left(0, *in_turns(76, odd=True)), left(1, *in_turns(76, odd=False))])
+    assert found is not None and found.ranks == (0, 1), "the one that continues as before may be wrong"
+    assert found.sentence.endswith(
+        "rank 1 continues the order of the operations before, and rank 0 departs from it"
+    )
+
+
+def test_nothing_is_said_of_an_order_that_does_not_repeat() -> None:
+    mixed = [all_reduce(n, 100 + n, finished_ns=1) for n in range(70, 76)]
+    found = disagreement([left(0, *mixed, all_reduce(76, 4)), left(1, *mixed, all_reduce(76, 8))])
+    assert found is not None and "order" not in found.sentence
+
+
 def test_a_peer_of_the_dead_that_stands_in_the_same_operation_agrees() -> None:
     story = Story(a=8)
     story.run(workers=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from core_story import FAILED, KILLED, OK, START_NS, S, Story, kinds, limits, lost_peer, only, raised
 
+from torchloom.core.recovery.culprit import culprits
 from torchloom.core.recovery.incidents import recovery_s
 from torchloom.model.checkpoints import CheckpointPlace, SavedCheckpoint
 from torchloom.model.effects import StartRendezvous, StartWorkers, StopRendezvous, StopWorkers
@@ -65,6 +66,41 @@ def test_ranks_with_the_same_mistake_did_not_follow_each_other() -> None:
     assert said.endswith(
         "; ranks 1, 3 failed alike, independently; rank 2 followed because its peer was gone"
     ), said
+
+
+def test_all_that_were_killed_at_once_are_to_blame_and_none_that_followed() -> None:
+    story = Story(a=8)
+    story.run(workers=4)
+    story.exit(1, KILLED, at_s=5.0)
+    story.exit(2, KILLED, at_s=5.0)
+    story.exit(0, FAILED, end=lost_peer())
+    story.exit(3, KILLED)
+    incident = story.incident()
+    assert incident.culprit == 1 and culprits(incident) == (1, 2), "rank 3 was killed by us"
+    assert "rank 2 was killed by signal 9 (SIGKILL), too" in incident.verdict
+
+
+def test_a_kill_that_was_seen_after_our_decision_counts_if_the_agent_had_sent_no_signal() -> None:
+    """On a busy host the second of two kills is noticed when the first has been decided on."""
+    story = Story(a=8)
+    story.run(workers=4)
+    story.exit(1, KILLED)
+    story.exit(2, Exit(None, 9, "spawner", foreign=True))
+    story.exit(0, KILLED, end=lost_peer())
+    story.exit(3, KILLED)
+    assert culprits(story.incident()) == (1, 2), "rank 0 had lost its peer, rank 3 was ended by us"
+    story.check_replay()
+
+
+def test_ranks_of_one_mistake_are_all_to_blame_and_an_error_of_another_kind_is_only_mentioned() -> None:
+    story = Story(a=8)
+    story.run(workers=4)
+    for rank in (0, 2):
+        story.exit(rank, FAILED, end=raised("ModuleNotFoundError"))
+    story.exit(1, FAILED, end=raised("TimeoutError"))
+    story.exit(3, FAILED, end=lost_peer())
+    assert culprits(story.incident()) == (0, 2)
+    assert "rank 1 exited with code 1, too (TimeoutError)" in story.incident().verdict
 
 
 def test_the_same_error_about_other_devices_is_the_same_mistake() -> None:

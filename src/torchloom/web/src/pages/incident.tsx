@@ -36,7 +36,7 @@ export function IncidentPage({ id }: { id: string }) {
           <Fact name="Began"><Time ns={one.timeline.fault_ns || one.timeline.first_sign_ns || one.timeline.detected_ns} /> <small><Ago ns={one.timeline.detected_ns} /></small></Fact>
           <Fact name="Recovered in">{one.open && one.recovery_s === null ? "not yet" : span(one.recovery_s)}</Fact>
           <Fact name="Lost steps">{count(one.lost_steps)}</Fact>
-          <Fact name="Culprit">{one.culprit === null ? "nobody is blamed" : <a href={`${link("job", one.job, "logs")}?rank=${one.culprit}`}>rank {one.culprit}</a>}</Fact>
+          <Culprits incident={one} />
           <Fact name="Confidence" note={one.confidence === null ? "seen, not concluded" : undefined}>{one.confidence === null ? "certain" : percent(one.confidence, 0)}</Fact>
           {one.goodput_before !== null && <Fact name="Goodput" note="before → after">{percent(one.goodput_before)} → {percent(one.goodput_after)}</Fact>}
         </Facts>
@@ -45,11 +45,26 @@ export function IncidentPage({ id }: { id: string }) {
       <Phases line={one.timeline} open={one.open} />
       <Exits incident={one} />
       <Stacks incident={one} />
-      <Collectives evidence={one.evidence} culprits={one.finding?.ranks ?? []} />
+      <Collectives evidence={one.evidence} culprits={one.culprits} />
       {one.links && <Section id="links" title="Delay matrix" aside={<Time ns={one.links.at_ns} />}><Matrix links={one.links} /></Section>}
       <Evidence incident={one} />
       {one.job && <Replay incident={one.id} />}
     </>
+  );
+}
+
+const SHOWN = 4;
+
+/** Who is to blame: all ranks that failed alike, each with its log. */
+function Culprits({ incident }: { incident: IncidentDetail }) {
+  const ranks = incident.culprits;
+  if (!ranks.length) return <Fact name="Culprit">nobody is blamed</Fact>;
+  const more = ranks.length - SHOWN;
+  return (
+    <Fact name={ranks.length > 1 ? "Culprits" : "Culprit"}>
+      {ranks.slice(0, SHOWN).map((rank, at) => <>{at > 0 && ", "}<a key={rank} href={`${link("job", incident.job, "logs")}?rank=${rank}`}>rank {rank}</a></>)}
+      {more > 0 && ` and ${count(more)} more`}
+    </Fact>
   );
 }
 
@@ -106,6 +121,14 @@ function Phases({ line, open }: { line: TimelineView; open: boolean }) {
   );
 }
 
+/** What an exit has to do with the fault. A culprit beside the first one is no consequence of it. */
+function role(incident: IncidentDetail, one: IncidentDetail["exits"][number]): preact.ComponentChildren {
+  if (one.after_stop) return <span class="dim"> · ended by torchloom</span>;
+  if (one.rank === incident.culprit) return <span> · first</span>;
+  if (incident.culprits.includes(one.rank)) return <span> · to blame as well</span>;
+  return one.secondary && <span class="dim"> · followed</span>;
+}
+
 function Exits({ incident }: { incident: IncidentDetail }) {
   if (!incident.exits.length) return null;
   const exits = [...incident.exits].sort((a, b) => Number(a.secondary) - Number(b.secondary) || Number(a.after_stop) - Number(b.after_stop) || a.at_ns - b.at_ns);
@@ -118,7 +141,7 @@ function Exits({ incident }: { incident: IncidentDetail }) {
             <tr key={one.rank}>
               <td class="tight"><a href={`${link("job", incident.job, "logs")}?rank=${one.rank}`}>rank {one.rank}</a><span class="sub">{one.node}</span></td>
               <td class="wide">
-                <b>{one.how}</b>{one.secondary ? <span class="dim"> · because a peer was gone</span> : one.after_stop ? <span class="dim"> · ended by torchloom</span> : <span> · first</span>}
+                <b>{one.how}</b>{role(incident, one)}
                 {one.exception && <span class="sub">{one.exception}: {one.message}</span>}
                 {(one.traceback || one.log_tail.length > 0) && (
                   <details>

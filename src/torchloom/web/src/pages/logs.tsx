@@ -1,5 +1,5 @@
 // Logs of one rank or all: only the lines that are seen are drawn, so a million of them scroll like a hundred.
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { JobLogs, JobSummary, LogEnd, LogLines } from "../api";
 import { pieces } from "../ansi";
 import { count, plural } from "../format";
@@ -85,9 +85,8 @@ function Log({ job, rank, grep, whole }: { job: string; rank: string; grep: stri
   const [ended, setEnded] = useState("");
   const [waited, setWaited] = useState(false);
   const [error, setError] = useState<Refused | null>(null);
-  const follow = useRef(true);
-  const last = useRef(0);
-  follow.current = following;
+  // Where we know the box to be, and how many lines had gone from its beginning then.
+  const known = useRef({ top: 0, dropped: 0 });
   useEffect(() => {
     const abort = new AbortController();
     let frame = 0;
@@ -112,8 +111,15 @@ function Log({ job, rank, grep, whole }: { job: string; rank: string; grep: stri
     watch.observe(element);
     return () => watch.disconnect();
   }, []);
-  useEffect(() => {
-    if (follow.current && box.current) box.current.scrollTop = lines * ROW;
+  // In the render itself: an effect that waits for the next frame would undo what a person scrolled meanwhile.
+  useLayoutEffect(() => {
+    const element = box.current!;
+    const gone = book.dropped - known.current.dropped;
+    known.current.dropped = book.dropped;
+    if (!following) element.scrollTop -= gone * ROW;
+    else if (wentUp(element, known.current.top)) return; // the event of that scroll is still to come
+    else element.scrollTop = lines * ROW;
+    known.current.top = element.scrollTop;
   }, [lines, following]);
   const first = Math.max(0, Math.floor(top / ROW) - 20);
   const past = Math.min(lines, Math.ceil((top + tall) / ROW) + 20);
@@ -131,13 +137,10 @@ function Log({ job, rank, grep, whole }: { job: string; rank: string; grep: stri
         aria-label={`Log of ${rank ? `rank ${rank}` : "all ranks"}`}
         onScroll={(event) => {
           const element = event.currentTarget;
-          const wentUp = element.scrollTop < last.current;
-          last.current = element.scrollTop;
+          if (atEnd(element)) setFollowing(true);
+          else if (wentUp(element, known.current.top)) setFollowing(false);
+          known.current.top = element.scrollTop;
           setTop(element.scrollTop);
-          // Lines that came since we scrolled to the end are below it as well, so only a person goes up.
-          const atEnd = element.scrollHeight - element.scrollTop - element.clientHeight < 2 * ROW;
-          if (atEnd) setFollowing(true);
-          else if (wentUp) setFollowing(false);
         }}
       >
         {!lines && (ended || waited) && <p class="nothing">{grep ? "No line contains this text." : "No output yet."}</p>}
@@ -151,6 +154,11 @@ function Log({ job, rank, grep, whole }: { job: string; rank: string; grep: stri
     </>
   );
 }
+
+const atEnd = (box: HTMLElement) => box.scrollHeight - box.scrollTop - box.clientHeight < 2 * ROW;
+
+/** Only a person goes up and not to the end: lines that came since we scrolled there are below it. */
+const wentUp = (box: HTMLElement, from: number) => box.scrollTop < from && !atEnd(box);
 
 function Line({ at, rank, text, alone }: { at: number; rank: number; text: string; alone: boolean }) {
   return (

@@ -1,0 +1,121 @@
+"""torchft with replicas on hosts of their own, whose network fails: never two quorums that commit.
+
+Network namespaces are the hosts. Nothing is ended because it cannot be reached; whoever was cut off joins
+again when it can, with the same process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cut_nodes import CutNodes, cut_nodes
+from nodes import PATIENCE_S
+from spread_replicas import Spread, lighthouses, plain, spread
+from stack import wait_until
+
+from torchloom.chaos.hosts import why_not
+
+pytestmark = [
+    pytest.mark.timeout(1200),
+    pytest.mark.long,
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
+
+ALL = (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[CutNodes]:
+    with cut_nodes("b", "c", "d") as nodes:
+        nodes.near.env["PYTHONPATH"] = ""
+        yield nodes
+
+
+def untouched(job: Spread, pids: list[int]) -> None:
+    assert job.pids() == pids, "nobody was ended because it could not be reached"
+    assert [job.stack.status(one)["restarts"] for one in job.jobs] == [0] * len(job.jobs)
+
+
+@pytest.mark.parametrize("fault", ["cut", "mute", "deafen"])
+def test_a_node_that_relays_is_cut_off_and_comes_back(fleet: CutNodes, fault: str) -> None:
+    """Both ways, or one way only. The others train without it, and it joins them again."""
+    job = spread(fleet, f"ft-{fault}", 3, 1)
+    places, pids = job.places(), job.pids()
+    assert sorted(places) == ["b", "c", "d"], "each on a host of its own"
+    getattr(fleet, fault)(places[1])
+    job.wait_steps(5, 2, (0, 2))
+    fleet.wait_silent(places[1])
+    job.wait_steps(5, 2, (0, 2))
+    made = len(job.steps(1))
+    job.wait_steps(5, 2, (0, 2))
+    assert len(job.steps(1)) == made, "who is cut off commits nothing"
+    fleet.mend(places[1])
+    job.wait_steps(3, 3, ALL)
+    untouched(job, pids)
+    last = job.end_together()
+    job.one_history()
+    assert [job.steps(index)[-1][0] for index in ALL] == [last] * 3
+    assert len(job.weights()) == 1
+
+
+def test_cuts_change_no_bit_of_a_training_that_waits_for_all(fleet: CutNodes) -> None:
+    """Short ones, long ones, and a link that is only slow; also of the lighthouse's own host."""
+    job = spread(fleet, "ft-bits", 3, 3)
+    places, pids = job.places(), job.pids()
+    for node in places:
+        fleet.slow(node, 100_000)
+        job.wait_steps(2, 3, ALL)
+        fleet.mend(node)
+    for node in places:
+        fleet.cut(node)
+        fleet.wait_silent(node)
+        fleet.mend(node)
+        job.wait_steps(2, 3, ALL)
+    for node in places:
+        fleet.cut(node)
+        fleet.mend(node)
+        job.wait_steps(2, 3, ALL)
+    untouched(job, pids)
+    last = job.end_together()
+    assert job.one_history() == set(range(1, last + 1))
+    calm = spread(fleet, "ft-calm", 3, 3, steps=last)
+    assert job.weights() == calm.weights(), "as in an undisturbed run"
+
+
+def test_the_lighthouses_host_is_cut_off_and_only_its_side_may_continue(fleet: CutNodes) -> None:
+    job = spread(fleet, "ft-light", 3, 1)
+    places, pids = job.places(), job.pids()
+    fleet.cut(places[0])
+    job.wait_steps(5, 1, (0,))
+    fleet.wait_silent(places[0])
+    made = [len(job.steps(index)) for index in (1, 2)]
+    job.wait_steps(50, 1, (0,))
+    assert [len(job.steps(index)) for index in (1, 2)] == made, "the others must not commit, and wait"
+    fleet.mend(places[0])
+    job.wait_steps(3, 3, ALL)
+    untouched(job, pids)
+    job.end_together()
+    job.one_history()
+    assert len(job.weights()) == 1
+
+
+def test_a_host_that_is_cut_off_is_declared_gone_and_comes_back(fleet: CutNodes) -> None:
+    """That of the lighthouse, while it is alive: the others continue elsewhere, and what it has is ended."""
+    job = spread(fleet, "ft-gone", 2, 2)
+    places, pids = job.places(), job.pids()
+    fleet.cut(places[0])
+    fleet.confirm_gone(places[0])
+    job.wait_steps(3, 2, (1,))
+    moved = job.places()
+    assert moved[1] == places[1] and moved[0] not in places, "replaced on another node"
+    assert job.pid(1) == pids[1], "the survivor kept its process"
+    fleet.mend(places[0])
+    fleet.wait_ready(places[0])
+    wait_until(
+        lambda: not lighthouses(fleet, places[0]), "what it had of the lighthouse is ended", PATIENCE_S
+    )
+    job.wait_steps(3, 2, (0, 1))
+    last = job.end_together()
+    assert job.one_history() == set(range(1, last + 1))
+    assert job.weights() == plain(last, 2), "as in one process, without torchft"
