@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from forked import Forked, Ranks
-from forker import Hung
 
 from torchloom.probe import native
 from torchloom.wire import blackbox as bb
@@ -30,7 +29,8 @@ PROGRAMS = {
 LIMIT_S = 300
 BARE_S = 120
 """For ranks without anything of ours. Once gloo itself left one of them in a barrier that the other had
-passed (torch 2.13): they are the measure and not what is tested, so they may try a second time."""
+passed, and once it broke the heap of one (torch 2.13; valgrind shows nothing): they are the measure and not
+what is tested, so they may try a second time."""
 pytestmark = pytest.mark.timeout(LIMIT_S + 2 * BARE_S + 60)
 
 
@@ -51,7 +51,7 @@ def run(ranks: Forked, tmp_path_factory: pytest.TempPathFactory) -> Any:
         if kind == "native" and native.build().library is None:
             pytest.skip("no compiler here: there is no native recorder to test")
         if kind == "off":
-            with contextlib.suppress(Hung):
+            with contextlib.suppress(AssertionError):
                 return _run(ranks, kind, tmp_path_factory.mktemp(kind), BARE_S)
         return _run(ranks, kind, tmp_path_factory.mktemp(kind), LIMIT_S)
 
