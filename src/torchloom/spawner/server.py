@@ -134,6 +134,7 @@ class Server:
         for agent, request in postponed:
             if agent is self._agent:
                 self._answer(agent, request)
+        self._flush()  # the loop would first wait for something to happen
 
     def run(self, later: Callable[[], None] | None = None) -> None:
         """Serve. `later` is called once, when those who waited have had time to begin."""
