@@ -88,14 +88,23 @@ def test_a_job_is_submitted_and_its_steps_grow(stack: Stack, looker: Looker) -> 
     expect(page.get_by_text("stopped", exact=True).first).to_be_visible()
 
 
+def kill_at_once(stack: Stack, pids: list[int]) -> None:
+    """None of them can end of another's death, and the agent, which would end the others, sees all dead."""
+    agent = stack.part_pid("agent")
+    for stopped in (agent, *pids):
+        os.kill(stopped, signal.SIGSTOP)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    os.kill(agent, signal.SIGCONT)
+
+
 def test_killed_workers_their_incident_and_recovery_appear(stack: Stack, job: str, looker: Looker) -> None:
     page = looker.page
     looker.open(stack, job)
     step = wait_for_more(page, 5)
     page.evaluate("window.kept = true")
     known = {one["id"] for one in stack.json("incidents", job)}
-    for pid in [stack.worker_pid(job, rank) for rank in (1, 0)]:
-        os.kill(pid, signal.SIGKILL)
+    kill_at_once(stack, [stack.worker_pid(job, rank) for rank in (1, 0)])
     link = page.get_by_role("link", name="crash").first
     expect(link).to_be_visible()
     expect(page.get_by_text(re.compile("recovered in")).first).to_be_visible()
