@@ -327,13 +327,19 @@ def _read_device_steps(
     kept = past.recorded.steps
     found = []
     at = past.next_record
-    for step, ended_ns, begin_ns in accelerator.steps(box, kept[-1].step if kept else 0, newest):
-        mine, at = accelerator.records(box, at, begin_ns, ended_ns)
-        if len(mine) < step.collectives:
-            continue
-        made = [(c.group, record(c, "")) for c in mine]
-        found.append(past.recorded.step(step.seq, step.step_ns, step.data_wait_ns, made, places))
-        past.leads.extend(accelerator.leads(mine))
+    for timed, step in accelerator.steps(box, kept[-1].step if kept else 0):
+        mine: list[blackbox.CollectiveRecord] = []
+        if step is not None:
+            mine, at = accelerator.records(box, at, step.ended_ns - step.step_ns, step.ended_ns)
+        if step is not None and len(mine) >= step.collectives:
+            made = [(c.group, record(c, "")) for c in mine]
+            found.append(past.recorded.step(step.seq, timed.step_ns, step.data_wait_ns, made, places))
+            past.leads.extend(accelerator.leads(mine))
+        elif (waited := box.view.read_device_wait(timed.seq)) is not None:
+            # The host is so far ahead that the ring has none of its collectives any more.
+            data_wait_ns = step.data_wait_ns if step is not None else 0
+            found.append(past.recorded.bare_step(timed.seq, timed.step_ns, data_wait_ns, waited.wait_ns))
+            past.leads.append(waited.lead_ns)
     past.next_record = at
     return tuple(found)
 
