@@ -69,6 +69,9 @@ def under_way(box: ReadableBox) -> list[blackbox.CollectiveRecord]:
             continue
         paired = "send" in blackbox.OPS[record.op] or "recv" in blackbox.OPS[record.op]
         lane = (record.group, record.op if paired else -1, record.peer if paired else None)
+        if lane not in shown and not record.head_ns:
+            # The recorder is just noting that those before it have ended: it was not the oldest until then.
+            record = record._replace(head_ns=box.progress(Progress.DEVICE_LOOKED_NS))
         shown[lane] = shown.get(lane, 0) + 1
         if shown[lane] <= _OF_A_GROUP:
             found.append(record)
