@@ -239,6 +239,33 @@ _RARE = (
     _odd("nice", "host-contention", "hang", horizon_s=60, busy=True),
 )  # fmt: skip
 
+_STRANGERS = (
+    # workloads/strangers.py: what ends by itself …
+    *(
+        _odd(name, "hang", **_ENDS)
+        for name in ("logging_child", "handler_reads", "holds_gil", "slow_pickle", "store_wait", "zombie_child",
+                     "slow_checkpoint")
+    ),
+    _odd("recurses", "hang", act_s=10.0, **_ENDS),
+    _odd("staggered", "hang", names_from=NOBODY, **_ENDS),
+    # … is nothing …
+    *(
+        _odd(name, names_from=NOBODY, **_ENDS)
+        for name in ("evaluates", "first_step", "joins", "uneven_exchange", "two_threads", "collects_in_turn",
+                     "large_objects", "frozen_clock", "renamed", "looked_at", "new_loaders", "small_batch",
+                     "validates_on_0")
+    ),
+    # … what does not end …
+    *(_odd(name, "crash") for name in ("excepthook_reports", "loader_raises", "raises_with_thread", "address_space",
+                                       "no_threads", "exits_143")),
+    *(_odd(name, "hang", horizon_s=60) for name in ("queue_of_dead_thread", "waits_for_itself")),
+    _odd("no_sync_on_one", "divergence", "desync", horizon_s=60, names_from=3, workers=3),
+    # … and slowness.
+    _odd("flickers", "compute-slow", horizon_s=60, two=True, workers=4),
+    *(_odd(name, "compute-slow", "host-contention", horizon_s=60) for name in ("child_each_step", "settrace")),
+    _odd("pinned", "host-contention", "compute-slow", horizon_s=60, busy=True),
+)  # fmt: skip
+
 CASES = {
     case.name: case
     for case in (
@@ -303,6 +330,7 @@ CASES = {
         *_UNSEEN,
         *_UNCOMMON,
         *_RARE,
+        *_STRANGERS,
     )
 }
 
