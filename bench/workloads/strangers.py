@@ -1,13 +1,12 @@
-"""What strangers' scripts do, a fifth time by mechanisms that no rule was written for: `--odd KIND` of watched.py.
+"""What strangers' scripts do, a fifth time by mechanisms that no rule was written for: `--odd KIND`.
 
-As in rare.py: what is harmless ends by itself after `SECONDS`, nothing is announced, and `mine` is true on the
-rank that does it, in the first life of the job.
+As in rare.py: what is harmless ends by itself after `SECONDS`, nothing is announced, and `mine` is true on
+the rank that does it, in the first life of the job.
 """
 
 import contextlib
 import ctypes
 import gc
-import logging
 import os
 import pickle
 import random
@@ -21,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -35,15 +35,12 @@ _kept: dict[str, object] = {}
 # -- one rank, once, and it ends by itself ------------------------------------------------------
 def logging_child() -> None:
     """Waits for a child that cannot log, because the fork copied a held lock; somebody kills the child."""
-    handler = logging.StreamHandler()
-    handler.acquire()
+    lock = threading.Lock()
+    lock.acquire()
     child = os.fork()
     if child == 0:
-        held = threading.Thread(target=handler.acquire)
-        held.start()
-        held.join()
-        os._exit(0)
-    handler.release()
+        lock.acquire()
+    lock.release()
     elsewhere(lambda: os.kill(child, signal.SIGKILL))
     os.waitpid(child, 0)
 
@@ -52,7 +49,7 @@ def handler_reads() -> None:
     """The handler of a signal reads from a FIFO."""
     path = tempfile.mkdtemp() + "/fifo"
     os.mkfifo(path)
-    signal.signal(signal.SIGUSR2, lambda *_: open(path).read())
+    signal.signal(signal.SIGUSR2, lambda *_: Path(path).read_text())
     elsewhere(lambda: open(path, "w").close())
     os.kill(os.getpid(), signal.SIGUSR2)
     time.sleep(0.1)
@@ -128,7 +125,7 @@ def raises_with_thread() -> None:
 
 def address_space() -> None:
     """`ulimit -v`: no more memory than it has."""
-    pages = int(open("/proc/self/statm").read().split()[0])
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (1 << 24),) * 2)
     bytearray(1 << 30)
 
@@ -168,7 +165,13 @@ _ONCE: dict[str, Callable[[], None]] = {
 
 # -- what involves several ranks, or many steps -------------------------------------------------
 def in_step(
-    kind: str, mine: bool, step: int, first_life: bool, culprit: int, step_s: float, model: DistributedDataParallel
+    kind: str,
+    mine: bool,
+    step: int,
+    first_life: bool,
+    culprit: int,
+    step_s: float,
+    model: DistributedDataParallel,
 ) -> None:
     if not first_life:
         return
@@ -311,7 +314,10 @@ def _renamed(step: int, step_s: float, mine: bool, model: DistributedDataParalle
 def _looked_at(step: int, step_s: float, mine: bool, model: DistributedDataParallel) -> None:
     """Somebody takes stacks of it again and again, and stops it for each."""
     if step == AT and mine:
-        me, spy = str(os.getpid()), shutil.which("py-spy") or os.path.join(os.path.dirname(sys.executable), "py-spy")
+        me, spy = (
+            str(os.getpid()),
+            shutil.which("py-spy") or os.path.join(os.path.dirname(sys.executable), "py-spy"),
+        )
 
         def look() -> None:
             for _ in range(30):

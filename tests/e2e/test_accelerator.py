@@ -200,7 +200,9 @@ def test_two_thousand_collectives_are_accounted_for(seen: list[dict[str, Any]]) 
         assert many["looking"] < 0.01, "0.08 % of a core, but caches are cold on a busy machine"
 
 
-def test_a_host_further_ahead_than_the_ring_is_long_has_a_position_and_steps(seen: list[dict[str, Any]]) -> None:
+def test_a_host_further_ahead_than_the_ring_is_long_has_a_position_and_steps(
+    seen: list[dict[str, Any]],
+) -> None:
     for rank in seen:
         found = rank["deep"]
         assert found["overwritten"], "else this shows nothing"

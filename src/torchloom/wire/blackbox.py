@@ -120,6 +120,9 @@ class Progress(IntEnum):
     LOG_LOST_LINES = 31
     """Lines and bytes of its output that found no room on the disk (probe/streams.py)."""
     LOG_LOST_BYTES = 32
+    COLLECTIVES_FAILED = 33
+    """Collectives that ended with an error, and the number of the newest such record."""
+    COLLECTIVE_FAILED_SEQ = 34
 
 
 class RecorderKind(IntEnum):
@@ -640,7 +643,7 @@ class View:
         return DeviceWait(*w[:3]) if w[0] == step and w[3] == checksum(w[:3]) else None
 
     def device_heads(self) -> list[CollectiveRecord]:
-        """The oldest unfinished collectives on the device, if the host is far ahead; torn ones are left out."""
+        """The oldest unfinished collectives on the device, if its host is far ahead; no torn ones."""
         found = []
         for slot in range(DEVICE_HEADS):
             at = DEVICE_HEADS_AT // 8 + slot * DEVICE_HEAD_WORDS

@@ -288,7 +288,7 @@ def training(box: Box) -> dict[str, Any]:
 
 
 def _told_equally(box: Box, over: list[bb.CollectiveRecord], until_seq: dict[int, int]) -> bool:
-    """Whether what the recorder says of a step is what its records say. `until_seq`: by step, its last record."""
+    """Whether what the recorder says of a step is what its records say. `until_seq`: each step's last one."""
     found = []
     for step, last in until_seq.items():
         mine = [record(one, "") for one in over if until_seq.get(step - 1, last) < one.seq <= last]

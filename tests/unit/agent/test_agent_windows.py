@@ -237,13 +237,21 @@ def test_a_host_further_ahead_than_the_ring_is_long_has_a_position_and_steps(rec
     for step in (10, 11):
         for at, record in (
             (blackbox.DEVICE_STEPS_AT // 8 + (step - 1) * blackbox.DEVICE_STEP_WORDS, [step, 1, 80_000]),
-            (blackbox.COLLECTIVES_AT // 8 + (step - 1) * blackbox.COLLECTIVE_WORDS + 12, [step, 30_000, 9_000]),
+            (
+                blackbox.COLLECTIVES_AT // 8 + (step - 1) * blackbox.COLLECTIVE_WORDS + 12,
+                [step, 30_000, 9_000],
+            ),
         ):
             for place, word in enumerate([*record, blackbox.checksum(record)]):
                 words[at + place] = word
     window = recording.look()
     (standing,) = window.collectives
-    assert (standing.group_seq, standing.approaching, standing.head_ns, standing.under_way) == (12, True, 5000, True)
+    assert (standing.group_seq, standing.approaching, standing.head_ns, standing.under_way) == (
+        12,
+        True,
+        5000,
+        True,
+    )
     assert [(s.step, s.step_ns, s.wait_ns, s.made, s.marked) for s in window.steps] == [
         (10, 80_000, 30_000, (), None),
         (11, 80_000, 30_000, (), None),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torchloom.agent.observe import words
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.core.detect.encoding import PEERS_AFTER_S
-from torchloom.model.windows import Collective, Completion
+from torchloom.model.windows import Collective, Completion, FailedCollective
 from torchloom.wire import blackbox
 from torchloom.wire.blackbox import DTYPES, REDUCTIONS, Progress, Source
 
@@ -55,6 +55,21 @@ def last_collectives(box: ReadableBox) -> tuple[Collective, ...]:
     not_over = [c for c in ring if not c.finished_ns or c.flags & blackbox.FLAG_FAILED][:_OLDEST]
     chosen = {c.seq: c for c in (*not_over, *ring[-_NEWEST:])}
     return tuple(record(chosen[seq], names.get(chosen[seq].group, "")) for seq in sorted(chosen))
+
+
+def newest_failed(
+    box: ReadableBox, names: Mapping[int, str], before: FailedCollective | None, steps: int
+) -> FailedCollective | None:
+    """The newest collective that ended with an error; None as long as there was none."""
+    count = box.progress(Progress.COLLECTIVES_FAILED)
+    if not count or (before is not None and before.count == count):
+        return before
+    found = box.view.read_collective(box.progress(Progress.COLLECTIVE_FAILED_SEQ))
+    if found is None:  # overwritten, or just being written
+        return FailedCollective(count, "a collective", box.progress(Progress.LAST_ACTIVITY_NS), steps)
+    number = f" #{found.group_seq}" if found.group_seq else ""
+    what = f"{words.op_name(found.op)}{number} of group {names.get(found.group, '')}"
+    return FailedCollective(count, what, found.finished_ns or found.entered_ns, steps)
 
 
 def left(

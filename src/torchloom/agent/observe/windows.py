@@ -29,7 +29,7 @@ from torchloom.agent.observe import (
     words,
 )
 from torchloom.agent.observe.boxes import ReadableBox, is_under_way
-from torchloom.agent.observe.collectives import left, record
+from torchloom.agent.observe.collectives import left, newest_failed, record
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.guarded import guarded
 from torchloom.agent.observe.pulse import numbers
@@ -43,6 +43,7 @@ from torchloom.core.nodes.report_pace import window_every_s
 from torchloom.model.windows import (
     LOOKS_FOR_STOPS,
     Broken,
+    FailedCollective,
     GroupPosition,
     PairCount,
     PartHash,
@@ -100,6 +101,7 @@ class _Past:
     peaks: dict[str, tuple[int, float]] = field(default_factory=dict)
     quorum: QuorumFacts | None = None
     broken: Broken | None = None
+    failed: FailedCollective | None = None
     hashed_step: int = 0
     """The newest step whose hashes were sent."""
     tree: QuietTree = field(default_factory=QuietTree)
@@ -177,6 +179,7 @@ class Windows:
         name = box.view.read_blob(blackbox.PHASE_NAME) or b""
         whole = past.looks % _ALL_STEPS_EVERY == 1
         counts, counts_whole = _counts(box, past, names, now_ns())
+        past.failed = newest_failed(box, names, past.failed, steps)
         return RankWindow(
             rank=worker.ref.rank,
             node=self._host.node,
@@ -213,6 +216,7 @@ class Windows:
             peaks=past.peaks,
             broken=past.broken,
             quorum=past.quorum,
+            failed=past.failed,
             hashes=_hashes(box, past, whole),
             offset=box.offset,
             records=box.progress(Progress.RECORDER) != RecorderKind.NONE,
@@ -261,6 +265,7 @@ class Windows:
             children=children,
             tree_quiet_ns=quiet_ns,
             stops=sum(past.stops) if state != "T" else 0,
+            script_failed=_script_failed(box),
             became="" if blank else another_program.became(worker.pid, box, now_ns),
         )
 
@@ -282,6 +287,16 @@ def _under_way(box: ReadableBox) -> list[blackbox.CollectiveRecord]:
     on_device = accelerator.under_way(box)
     newest = box.view.collectives(UNDER_WAY_AMONG)
     return on_device + [c for c in newest if is_under_way(c) and c.source != Source.DEVICE_EVENT]
+
+
+def _script_failed(box: ReadableBox) -> str:
+    """How the script failed, if a thread of it keeps the process alive: else its exit is reported."""
+    if not box.view.blob_version(blackbox.END):
+        return ""
+    end = box.end_record()
+    if end is None or end.certain or end.code in (0, None) or end.connection_lost or end.store_away:
+        return ""
+    return f"{end.exception}: {end.message}".splitlines()[0] if end.exception else f"exit code {end.code}"
 
 
 def _counted(groups: Mapping[int, blackbox.Group]) -> dict[int, int]:

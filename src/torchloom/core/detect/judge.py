@@ -19,6 +19,7 @@ from torchloom.core.detect.comparable import by_role
 from torchloom.core.detect.counts import Tally, count
 from torchloom.core.detect.crash import crashes, lost_nodes
 from torchloom.core.detect.desync import desync
+from torchloom.core.detect.failed import Reported, failed_collectives
 from torchloom.core.detect.hang import hangs
 from torchloom.core.detect.joining import not_joined
 from torchloom.core.detect.numerics import Curves, broken_values, peaks_of, spikes
@@ -82,6 +83,8 @@ class Memory(Struct, frozen=True):
     transfers: dict[str, Level] = {}
     """By group, and by pair that sends."""
     held: dict[int, HeldRank] = {}
+    failures: dict[int, Reported] = {}
+    """By rank, what was reported of collectives that failed."""
     own_ns: dict[int, float] = {}
     """By rank, its usual own time of a step: what it is compared with where nobody does the same."""
     long: LongSteps = LongSteps()
@@ -124,6 +127,8 @@ def judge(
     gone = crashes(here)
     stuck = gone or _stuck(windows, memory, limits)
     memory = _remember_held(here, memory, [] if gone else stuck)
+    failures, failed = failed_collectives(here, memory.failures, bool(stuck) or len(here) < len(windows))
+    memory, found = replace(memory, failures=failures), [*found, *failed]
     if not stuck and len(here) == len(windows) and _trains(here, memory):
         memory = _look_for_slowness(here, memory, limits)
         found += traced(memory.slow, here)
