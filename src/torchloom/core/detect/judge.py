@@ -37,6 +37,7 @@ from torchloom.core.detect.transfers import (
     usual_crowd,
     watch_levels,
 )
+from torchloom.core.detect.turns import Turns, in_turn
 from torchloom.core.detect.unlike import other_operations
 from torchloom.core.detect.watched_metrics import CURVES
 from torchloom.core.detect.why_late import traced
@@ -89,6 +90,8 @@ class Memory(Struct, frozen=True):
     """By rank, its usual own time of a step: what it is compared with where nobody does the same."""
     long: LongSteps = LongSteps()
     """Steps in which a rank took much longer than its peers."""
+    turns: Turns = ()
+    """Whom the newest looks found slow."""
     localised_step: int = 0
     slow: tuple[Finding, ...] = ()
     """What the last look for slowness found."""
@@ -242,11 +245,12 @@ def _look_for_slowness(board: WindowBoard, memory: Memory, limits: AllLimits) ->
                 against_own_past(f, windows, memory.own_ns) for f in found
             ]
     found = found or uneven_stages(windows, limits.slow)
+    turns, found = in_turn(found, board, memory.turns, memory.slow)
     own_ns = memory.own_ns
     # Who just has more work takes as long as usual.
     if memory.trigger.total == 0.0 and all(f.kind == "data-imbalance" for f in found):
         own_ns = {rank: _blend(own_ns.get(rank), now) for rank, now in windows.typical.items()}
-    return replace(memory, localised_step=last, slow=tuple(found), own_ns=own_ns, long=long)
+    return replace(memory, localised_step=last, slow=tuple(found), own_ns=own_ns, long=long, turns=turns)
 
 
 def _blend(before: float | None, now: float) -> float:
