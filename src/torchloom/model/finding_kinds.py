@@ -114,6 +114,7 @@ TRAITS: dict[FindingKind, Traits] = {
         may_move=False,
         momentary=True,
     ),
+    "divergence": Traits(meaning="replicas that should be equal are not", numeric=True, in_later_states=True),
     "collective-failed": Traits(
         meaning="a collective ended with an error, and the job continues",
         event=True,
@@ -121,7 +122,6 @@ TRAITS: dict[FindingKind, Traits] = {
         blames_nobody=True,
         may_move=False,
     ),
-    "divergence": Traits(meaning="replicas that should be equal are not", numeric=True, in_later_states=True),
 }
 
 

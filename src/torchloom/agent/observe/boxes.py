@@ -187,6 +187,15 @@ class ReadableBox:
             certain=bool(found.get("certain")),
         )
 
+    def failed_script(self) -> str:
+        """How the script failed, if a thread of it keeps the process alive: else its exit is reported."""
+        if not self.view.blob_version(blackbox.END):
+            return ""
+        end = self.end_record()
+        if end is None or end.certain or end.code in (0, None) or end.connection_lost or end.store_away:
+            return ""
+        return f"{end.exception}: {end.message}".splitlines()[0] if end.exception else f"exit code {end.code}"
+
     def fence(self) -> tuple[int, int]:
         """The limit and the deadline of a worker that fences itself; (0, 0) for one that does not."""
         return self.view.fence()

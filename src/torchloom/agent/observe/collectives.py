@@ -21,6 +21,8 @@ _COMPLETION: dict[int, Completion] = {
 
 _OLDEST, _NEWEST = 4, 8
 """Records of an exit report."""
+_GROUPS_COUNTED = 8
+"""Most groups of a rank whose collectives are counted per step: each step is sent several times."""
 _LEFT_SHOWN = 16
 """Newest records among which those are that a waiting rank has left."""
 
@@ -81,3 +83,11 @@ def left(
         return []
     newest = box.view.collectives(_LEFT_SHOWN)
     return [c for c in newest if c.finished_ns and c.source != Source.DEVICE_EVENT]
+
+
+def counted(groups: Mapping[int, blackbox.Group]) -> dict[int, int]:
+    """Places in the table of the groups that are counted step by step: the busiest so far. By powers of two,
+    then by age, so that the choice hardly ever changes; what each rank of a group counts can be compared only
+    where all of them do."""
+    order = sorted(enumerate(groups.values()), key=lambda one: -one[1].entered.bit_length())
+    return {group.key: place for place, group in order[:_GROUPS_COUNTED]}

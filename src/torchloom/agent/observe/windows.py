@@ -29,7 +29,7 @@ from torchloom.agent.observe import (
     words,
 )
 from torchloom.agent.observe.boxes import ReadableBox, is_under_way
-from torchloom.agent.observe.collectives import left, newest_failed, record
+from torchloom.agent.observe.collectives import counted, left, newest_failed, record
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.guarded import guarded
 from torchloom.agent.observe.pulse import numbers
@@ -63,8 +63,6 @@ _GOLDEN = 0.618
 """Its multiples, without their whole parts, are spread evenly."""
 _STEPS_A_LOOK = 16
 _RECORDS_A_LOOK = 256
-_GROUPS_COUNTED = 8
-"""Most groups of a rank whose collectives are counted per step: each step is sent several times."""
 _WORKERS_A_MESSAGE = 64
 _ALL_STEPS_EVERY = 8
 """Looks after which all steps kept are sent again: a message may have been lost, or the weaver be new."""
@@ -173,7 +171,7 @@ class Windows:
         groups = box.view.groups()
         # Steps after groups: every group of a step is in the table then.
         read = _read_device_steps if accelerator.is_used(box) else _read_steps
-        fresh = read(box, past, steps, _counted(groups))
+        fresh = read(box, past, steps, counted(groups))
         names = {key: words.group_name(group.name) for key, group in groups.items()}
         under_way = _under_way(box)
         name = box.view.read_blob(blackbox.PHASE_NAME) or b""
@@ -253,7 +251,7 @@ class Windows:
             state="S" if state in "XZ" else state,  # the exit itself is reported as an event
             cpu_ns_per_step=cpu,
             run_delay_ns_per_step=delay,
-            throttled_ns_per_step=_throttled_per_step(past.throttled),
+            throttled_ns_per_step=cgroups.throttled_per_step(past.throttled),
             unchanged_ns=sample.unchanged_ns,
             unchanged_samples=sample.samples,
             waits_on=sample.waits_on,
@@ -265,7 +263,7 @@ class Windows:
             children=children,
             tree_quiet_ns=quiet_ns,
             stops=sum(past.stops) if state != "T" else 0,
-            script_failed=_script_failed(box),
+            script_failed=box.failed_script(),
             became="" if blank else another_program.became(worker.pid, box, now_ns),
         )
 
@@ -287,24 +285,6 @@ def _under_way(box: ReadableBox) -> list[blackbox.CollectiveRecord]:
     on_device = accelerator.under_way(box)
     newest = box.view.collectives(UNDER_WAY_AMONG)
     return on_device + [c for c in newest if is_under_way(c) and c.source != Source.DEVICE_EVENT]
-
-
-def _script_failed(box: ReadableBox) -> str:
-    """How the script failed, if a thread of it keeps the process alive: else its exit is reported."""
-    if not box.view.blob_version(blackbox.END):
-        return ""
-    end = box.end_record()
-    if end is None or end.certain or end.code in (0, None) or end.connection_lost or end.store_away:
-        return ""
-    return f"{end.exception}: {end.message}".splitlines()[0] if end.exception else f"exit code {end.code}"
-
-
-def _counted(groups: Mapping[int, blackbox.Group]) -> dict[int, int]:
-    """Places in the table of the groups that are counted step by step: the busiest so far. By powers of two,
-    then by age, so that the choice hardly ever changes; what each rank of a group counts can be compared only
-    where all of them do."""
-    order = sorted(enumerate(groups.values()), key=lambda one: -one[1].entered.bit_length())
-    return {group.key: place for place, group in order[:_GROUPS_COUNTED]}
 
 
 def _read_steps(
@@ -376,15 +356,6 @@ def _counts(
             whole = len(ring) == entered
         past.counted_at, past.counts = entered, (pair_counts(ring, whole), whole)
     return past.counts
-
-
-def _throttled_per_step(seen: Sequence[tuple[int, str, int]]) -> int:
-    """Since the process has been in its present cgroup, over the last seconds."""
-    if not seen:
-        return 0
-    now, group, total = seen[-1]
-    before, least = next((steps, ns) for steps, name, ns in seen if name == group)
-    return max(0, total - least) // (now - before) if now > before else 0
 
 
 def _values(box: ReadableBox, past: _Past) -> dict[str, float]:
