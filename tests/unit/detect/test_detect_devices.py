@@ -221,9 +221,9 @@ def test_a_rank_whose_device_failed_after_its_part_of_the_collective_is_named() 
 
 
 def failed_at(seconds_ago: float, since_s: float = 1.2, **more: Any) -> list[Finding]:
-    """Rank 3's collective failed, and the others have been in it for a while."""
-    waiting = [window(r, entered=10, finished=9, quiet_s=since_s) for r in range(3)]
-    broke = window(3, entered=10, finished=10, state="idle", error="remote error", quiet_s=since_s)
+    """Rank 3's collective failed, and the others have been in it for a while. All hosts launch on."""
+    waiting = [window(r, entered=50, finished=9, quiet_s=since_s, idle_s=0.0) for r in range(3)]
+    broke = window(3, entered=50, finished=20, error="remote error", quiet_s=0.1, idle_s=0.0)
     failed = FailedCollective(1, "all_reduce #10 of group dp", NOW - round(seconds_ago * S), 199)
     return hangs([*waiting, replace(broke, failed=failed)], more.get("pace", PACE), LIMITS)
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torchloom.core.detect import devices, still, words
 from torchloom.core.detect import graph as graphs
-from torchloom.core.detect.board import APPROACHING, DEAD, FAILED, STOPPED, WindowBoard
+from torchloom.core.detect.board import DEAD, FAILED, STOPPED, WindowBoard
 from torchloom.core.detect.certainty import certainty, ended, is_out, may_act
 from torchloom.core.detect.graph import CollectiveWait, Graph, Key
 from torchloom.core.detect.joined import also_stopped, joined, while_others_return
@@ -37,9 +37,7 @@ def hangs(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> lis
     least_s = min(limits.hang_floor_s, limits.start_report_s)
     if board.marked(FAILED):
         least_s = min(least_s, limits.error_report_s)
-    if board.longest_idle_s() < least_s and not any(
-        devices.stands(w, least_s) for w in board.with_mark(APPROACHING)
-    ):
+    if board.longest_idle_s() < least_s and not devices.any_stands(board, least_s):
         return []  # the usual case must cost nothing: a rank that moved lately is not stuck
     if len(board.marked(STOPPED)) == len(board) and all(w.process.state == "T" for w in board):
         return still.suspended(windows, pace, limits)
