@@ -38,7 +38,8 @@ def in_turn(
 ) -> tuple[Turns, list[Finding]]:
     """What a look has found, with ranks that flicker as one finding. `before` is what the last look found."""
     slow = [f for f in found if f.kind in _KINDS and f.ranks]
-    turns = (*turns, tuple(sorted({rank for f in slow for rank in f.ranks})))[-LOOKS:]
+    # Of many, the first say enough: they are a set, and no flicker.
+    turns = (*turns, tuple(sorted({rank for f in slow for rank in f.ranks})[: MOST + 1]))[-LOOKS:]
     ranks = _flickering(turns, len(windows))
     like = next((f for f in (*slow, *before) if f.kind in _KINDS and f.ranks), None)
     if not ranks or like is None:
