@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -259,6 +260,25 @@ def test_a_host_further_ahead_than_the_ring_is_long_has_a_position_and_steps(rec
     assert window.accelerator is not None and window.accelerator.lead_ns == 9_000
     view.set_progress(Progress.DEVICE_OLDEST, 13)
     assert recording.look().collectives == (), "it has ended meanwhile"
+
+
+def test_a_script_that_failed_while_a_thread_keeps_its_process_alive_says_so(recording: Recording) -> None:
+    """Not if its process will end anyway, if it lost a peer, or if a thread trains on."""
+    view, now_ns = recording.box.view, time.monotonic_ns()
+    recording.step((REDUCE, 7, 1, 0))
+    assert recording.look().process.script_failed == ""
+    error = {"how": "exception", "code": 1, "exception": "KeyError", "message": "labels", "at_ns": now_ns}
+    for more, active_ns, said in (
+        ({}, now_ns + 10**9, "KeyError: labels"),
+        ({}, now_ns + 3 * 10**9, ""),
+        ({"certain": True}, now_ns, ""),
+        ({"connection_lost": True}, now_ns, ""),
+        ({"how": "exit", "code": 0, "exception": None}, now_ns, ""),
+        ({"how": "exit", "code": 3, "exception": None}, now_ns, "exit code 3"),
+    ):
+        view.write_blob(blackbox.END, json.dumps(error | more).encode())
+        view.set_progress(Progress.LAST_ACTIVITY_NS, active_ns)
+        assert recording.look().process.script_failed == said, (more, said)
 
 
 def test_what_is_stopped_and_continued_all_the_time_is_not_stopped(tmp_path: Path) -> None:
