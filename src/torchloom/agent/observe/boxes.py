@@ -192,8 +192,8 @@ class ReadableBox:
         )
 
     def failed_script(self) -> str:
-        """How the script failed, if a thread of it keeps the process alive: else its exit is reported. If that
-        thread trains on, the failure of the main one does not matter."""
+        """How the script failed, if a thread of it keeps the process alive: else its exit is reported. If
+        that thread trains on, the failure of the main one does not matter."""
         if not self.view.blob_version(blackbox.END):
             return ""
         end = self.end_record()
