@@ -239,6 +239,46 @@ _RARE = (
     _odd("nice", "host-contention", "hang", horizon_s=60, busy=True),
 )  # fmt: skip
 
+_STRANGERS = (
+    # workloads/strangers.py: what ends by itself …
+    *(
+        _odd(name, "hang", **_ENDS)
+        for name in (
+            "logging_child", "handler_reads", "holds_gil", "slow_pickle", "store_wait", "zombie_child",
+            "slow_checkpoint",
+        )
+    ),
+    _odd("recurses", "hang", act_s=10.0, **_ENDS),
+    _odd("staggered", "hang", names_from=NOBODY, **_ENDS),
+    # … is nothing …
+    *(
+        _odd(name, names_from=NOBODY, **_ENDS)
+        for name in (
+            "evaluates", "first_step", "joins", "uneven_exchange", "two_threads", "collects_in_turn",
+            "large_objects", "frozen_clock", "renamed", "looked_at", "new_loaders", "small_batch",
+            "validates_on_0",
+        )
+    ),
+    # … is only worth a report …
+    _odd("fails_once", "collective-failed", names_from=NOBODY, **_ENDS),
+    # … what does not end …
+    *(
+        _odd(name, "crash")
+        for name in ("excepthook_reports", "loader_raises", "address_space", "no_threads", "exits_143")
+    ),
+    # A thread keeps its process alive, so the others wait for it.
+    _odd("raises_with_thread", "hang", "crash", horizon_s=60),
+    *(_odd(name, "hang", horizon_s=60) for name in ("queue_of_dead_thread", "waits_for_itself")),
+    _odd("no_sync_on_one", "divergence", "desync", horizon_s=60, names_from=3, workers=3),
+    # … and slowness.
+    _odd("flickers", "compute-slow", horizon_s=60, two=True, workers=4),
+    *(
+        _odd(name, "compute-slow", "host-contention", horizon_s=60)
+        for name in ("child_each_step", "settrace")
+    ),
+    _odd("pinned", "host-contention", "compute-slow", horizon_s=60, busy=True),
+)  # fmt: skip
+
 CASES = {
     case.name: case
     for case in (
@@ -303,6 +343,7 @@ CASES = {
         *_UNSEEN,
         *_UNCOMMON,
         *_RARE,
+        *_STRANGERS,
     )
 }
 

@@ -174,6 +174,8 @@ def _more(stuck: Callable[..., DeviceCase]) -> Iterable[DeviceCase]:
     yield stuck("pair-error", "sends and receives fail and nobody looks")
     yield stuck("synchronizes", "kernel stuck, host waits in `synchronize()`")
     yield stuck("many-groups", "15 collectives a step in 5 groups, kernel stuck")
+    yield stuck("deep-stuck", "2,400 collectives and more outstanding, kernel stuck", at=150)
+    yield stuck("deep-loop", "2,400 collectives and more outstanding, host stuck", at=150)
     yield stuck("sharded", "all-gather, all-to-all and reduce-scatter, kernel stuck")
     yield stuck("rooted", "reduce and broadcast, kernel stuck")
     yield stuck("apart", "two groups of two, kernel stuck in one of them", workers=4)

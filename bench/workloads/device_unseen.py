@@ -434,6 +434,38 @@ def many_groups() -> None:
     _reducing(lambda: [dist.all_reduce(ones(), group=group) for group in groups * 3] and None)
 
 
+def deep_stuck() -> None:
+    """Forty collectives a step, hosts at least 60 steps ahead: the records of those that are outstanding are
+    overwritten long before they end."""
+    _deep()
+    _reducing(_forty)
+
+
+def deep_loop() -> None:
+    """The same, and one host never comes."""
+    global step
+    _deep()
+    make_step = _optimizer()
+    while True:
+        step += 1
+        if is_at():
+            tokenize()
+        accelerator.busy(args.busy)
+        _forty()
+        make_step()
+        done()
+
+
+def _deep() -> None:
+    accelerator.depth(1 << 20)
+    args.ahead = max(args.ahead, 60)
+
+
+def _forty() -> None:
+    for _ in range(40):
+        dist.all_reduce(ones())
+
+
 def sharded() -> None:
     """All-gathers, reduce-scatters and all-to-alls, as FSDP and experts use them."""
 

@@ -21,6 +21,7 @@ import time
 import hostile
 import odd
 import rare
+import strangers
 import torch
 import torch.distributed as dist
 import uncommon
@@ -128,6 +129,7 @@ for step, batch in enumerate(loader, start=1):
         unseen.in_step(args.odd, mine, step, first_life, args.odd_rank)
         uncommon.in_step(args.odd, mine, step, first_life, args.odd_rank, args.step_ms / 1000)
         rare.in_step(args.odd, mine, step, first_life, args.odd_rank, args.step_ms / 1000)
+        strangers.in_step(args.odd, mine, step, first_life, args.odd_rank, args.step_ms / 1000, model)
     if args.housekeeping:
         keep_house(step)
     luck = random.Random(f"{args.seed} {rank} {step}")

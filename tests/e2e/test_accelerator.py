@@ -77,7 +77,7 @@ def test_faults_show(told: list[dict[str, Any]]) -> None:
 RECORDED = Path(__file__).parent / "accelerator" / "recorded.py"
 PROGRAMS = (
     "behind,waits,holds,unawaited,failure,results,training,pairs,batches,barrier,rests,forks,capture,many,"
-    "budget,gone"
+    "deep,budget,gone"
 )
 
 
@@ -145,6 +145,7 @@ def test_steps_and_waits_of_training_are_the_devices(seen: list[dict[str, Any]])
         assert rank["source"] == [Source.DEVICE_EVENT]
         assert sorted(rank["steps"][1:-1])[4] > 0.9, "a step takes as long as the slow device needs"
     assert early["waits"] > 0.8 and late["waits"] < early["waits"] / 3
+    assert early["equal"] and late["equal"], "the recorder's own sum is that of the records"
 
 
 def test_sends_and_receives_end(seen: list[dict[str, Any]]) -> None:
@@ -197,6 +198,17 @@ def test_two_thousand_collectives_are_accounted_for(seen: list[dict[str, Any]]) 
         assert 2000 <= many["events"] <= 4000
         assert many["backwards"] == many["trips"] == 0
         assert many["looking"] < 0.01, "0.08 % of a core, but caches are cold on a busy machine"
+
+
+def test_a_host_further_ahead_than_the_ring_is_long_has_a_position_and_steps(
+    seen: list[dict[str, Any]],
+) -> None:
+    for rank in seen:
+        found = rank["deep"]
+        assert found["overwritten"], "else this shows nothing"
+        assert found["head"] == ["allreduce_", Source.DEVICE_EVENT, 0, True, True], found
+        assert found["waits"] > 0.5, "nearly all, unless events took too much of the time"
+        assert found["after"] == 0
 
 
 def test_fewer_steps_are_timed_while_events_take_too_much_of_the_time(seen: list[dict[str, Any]]) -> None:

@@ -32,6 +32,7 @@ FindingKind = Literal[
     "not-a-number",
     "spike",
     "divergence",
+    "collective-failed",
 ]
 
 
@@ -63,6 +64,8 @@ class Traits(Struct, frozen=True, kw_only=True):
     """A rank that takes fewer samples makes up for it."""
     momentary: bool = False
     """Over as soon as it is reported."""
+    event: bool = False
+    """It happened, and does not last: reported when it is found."""
     in_later_states: bool = False
     """Every state that is saved after it has it too."""
     default: Action = "report"
@@ -112,6 +115,13 @@ TRAITS: dict[FindingKind, Traits] = {
         momentary=True,
     ),
     "divergence": Traits(meaning="replicas that should be equal are not", numeric=True, in_later_states=True),
+    "collective-failed": Traits(
+        meaning="a collective ended with an error, and the job continues",
+        event=True,
+        momentary=True,
+        blames_nobody=True,
+        may_move=False,
+    ),
 }
 
 

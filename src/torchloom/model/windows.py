@@ -169,6 +169,8 @@ class ProcessFacts(Struct, frozen=True, omit_defaults=True, gc=False):
     """In how many of the newest looks (`LOOKS_FOR_STOPS`) it was found stopped, though it runs in between."""
     became: str = ""
     """The program that its process has become by an exec, after it had recorded something."""
+    script_failed: str = ""
+    """The error with which its script has ended, though a thread keeps the process alive."""
     connection_lost: bool = False
     """Its end record says that it died of a peer's death."""
     died_ns: int = 0
@@ -223,6 +225,18 @@ class Broken(Struct, frozen=True, array_like=True, gc=False):
     value: str
 
 
+class FailedCollective(Struct, frozen=True, array_like=True, gc=False):
+    """The newest collective of a rank that ended with an error."""
+
+    count: int
+    """Failed until then, this one included."""
+    what: str
+    """`all_reduce #4211 of group dp`."""
+    ended_ns: int
+    step: int = 0
+    """Completed steps when the agent saw it."""
+
+
 class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One rank as its agent saw it at `taken_ns`."""
 
@@ -265,6 +279,8 @@ class RankWindow(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     hashes: tuple[PartHash, ...] = ()
     """The newest, by step."""
     broken: Broken | None = None
+    failed: FailedCollective | None = None
+    """None as long as no collective has failed."""
     quorum: QuorumFacts | None = None
     """None if it is no rank of a torchft replica, or has committed nothing yet."""
     left: str = ""

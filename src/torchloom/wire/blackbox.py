@@ -120,6 +120,9 @@ class Progress(IntEnum):
     LOG_LOST_LINES = 31
     """Lines and bytes of its output that found no room on the disk (probe/streams.py)."""
     LOG_LOST_BYTES = 32
+    COLLECTIVES_FAILED = 33
+    """Collectives that ended with an error, and the number of the newest such record."""
+    COLLECTIVE_FAILED_SEQ = 34
 
 
 class RecorderKind(IntEnum):
@@ -245,6 +248,14 @@ class Ring(NamedTuple):
 
 ROLE = Blob(PROGRESS_AT + 512, 512 - 24)
 """The role of this rank, as the script reports it (`loom.role`): ranks of one role are compared."""
+DEVICE_HEADS_AT = HEADER_AT + 256
+DEVICE_HEADS = 8
+DEVICE_HEAD_WORDS = 12
+"""Copies of the oldest unfinished collective of each group on the device, while its host is so far ahead that
+the ring may not hold them any more. The first words of a collective record."""
+DEVICE_WAITS_WORD = 12
+"""In the last four words of a collective's slot: how long the device waited in a step, by the step's number
+(step, wait, lead, checksum). For steps whose collectives the ring does not hold any more."""
 HASHES = Ring(ANSWER_AT + 128, 28, 4)
 """Hashes of parameters after a step (probe/observe/parameter_hashes.py): step, part, hash, checksum."""
 
@@ -451,6 +462,15 @@ class DeviceStep(NamedTuple):
     step_ns: int
 
 
+class DeviceWait(NamedTuple):
+    """What a step on the device waited, of a host that may be any number of steps ahead."""
+
+    step: int
+    wait_ns: int
+    lead_ns: int
+    """How long its last collective was enqueued before the device came to it."""
+
+
 class Step(NamedTuple):
     """One step record, unpacked."""
 
@@ -609,6 +629,28 @@ class View:
         at = DEVICE_STEPS_AT // 8 + (seq - 1) % DEVICE_STEP_SLOTS * DEVICE_STEP_WORDS
         w = self.words[at : at + DEVICE_STEP_WORDS].tolist()
         return DeviceStep(*w[:3]) if w[0] == seq and w[3] == checksum(w[:3]) else None
+
+    def newest_device_step(self) -> int:
+        """The newest step that is over on the device and was timed there; 0: none."""
+        at = DEVICE_STEPS_AT // 8
+        numbers = self.words[at : at + DEVICE_STEP_SLOTS * DEVICE_STEP_WORDS : DEVICE_STEP_WORDS]
+        return max(numbers.tolist())
+
+    def read_device_wait(self, step: int) -> DeviceWait | None:
+        """What the device waited in a step, or None when that is not known (any more)."""
+        at = COLLECTIVES_AT // 8 + (step - 1) % COLLECTIVE_SLOTS * COLLECTIVE_WORDS + DEVICE_WAITS_WORD
+        w = self.words[at : at + 4].tolist()
+        return DeviceWait(*w[:3]) if w[0] == step and w[3] == checksum(w[:3]) else None
+
+    def device_heads(self) -> list[CollectiveRecord]:
+        """The oldest unfinished collectives on the device, if its host is far ahead; no torn ones."""
+        found = []
+        for slot in range(DEVICE_HEADS):
+            at = DEVICE_HEADS_AT // 8 + slot * DEVICE_HEAD_WORDS
+            w = self.words[at : at + DEVICE_HEAD_WORDS].tolist()
+            if w[0] and self.words[at] == w[0] and w[CollectiveWord.CHECKSUM] == checksum(w[:8]):
+                found.append(_collective(w))
+        return sorted(found)
 
     def write_hash(self, number: int, entry: Hash) -> None:
         """Record number `number` (from 0) of this incarnation."""

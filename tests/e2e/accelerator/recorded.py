@@ -24,7 +24,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from torchloom.agent.observe.collectives import record
 from torchloom.chaos import accelerator
+from torchloom.core.detect.window import waited_ns
 from torchloom.probe.observe import recorder
 from torchloom.wire import blackbox as bb
 
@@ -258,7 +260,7 @@ def training(box: Box) -> dict[str, Any]:
     def measure() -> tuple[float, dict[str, Any]]:
         box.fresh()
         first = box.view.progress(bb.Progress.STEPS)
-        records = []
+        records, ends = [], {}
         for step in range(12):
             if dist.get_rank() == 1:
                 accelerator.busy(40)
@@ -267,6 +269,7 @@ def training(box: Box) -> dict[str, Any]:
             optimizer.step()
             box.view.set_progress(bb.Progress.STEPS, first + step + 1)  # as the probe's hooks do
             records += box.fresh()
+            ends[first + step + 1] = records[-1].seq
         dist.all_reduce(ones())
         records += box.fresh()
         over = box.finished(records)
@@ -278,9 +281,53 @@ def training(box: Box) -> dict[str, Any]:
             "source": sorted({r.source for r in over}),
             "steps": [step.step_ns / 40e6 for step in steps if step is not None],
             "waits": waited,
+            "equal": _told_equally(box, over, ends),
         }
 
     return repeated(box, measure)
+
+
+def _told_equally(box: Box, over: list[bb.CollectiveRecord], until_seq: dict[int, int]) -> bool:
+    """Whether what the recorder says of a step is what its records say. `until_seq`: each step's last one."""
+    found = []
+    for step, last in until_seq.items():
+        mine = [record(one, "") for one in over if until_seq.get(step - 1, last) < one.seq <= last]
+        if mine:
+            told = box.view.read_device_wait(step)
+            found.append(told is not None and told.wait_ns == waited_ns(mine))
+    return len(found) > 8 and all(found)
+
+
+def deep(box: Box) -> dict[str, Any]:
+    """A host further ahead than the ring is long: where its device stands is known, and so are its steps."""
+    torch.accelerator.synchronize()
+    until(lambda: box.view.progress(bb.Progress.DEVICE_EVERY) == 1, "not every step is timed")
+    box.fresh()
+    oldest, first = box.read + 1, box.view.progress(bb.Progress.STEPS)
+    x = ones()
+    accelerator.depth(100_000)
+    accelerator.stick()
+    for step in range(500):
+        for _ in range(3):
+            dist.all_reduce(x)
+        box.view.set_progress(bb.Progress.STEPS, first + step + 1)
+    until(lambda: [c.seq for c in box.view.device_heads()] == [oldest], "where it stands is not told")
+    (head,) = box.view.device_heads()
+    overwritten = box.view.read_collective(oldest) is None
+    accelerator.release()
+    until(lambda: not box.view.progress(bb.Progress.DEVICE_OLDEST), "it never ended")
+    dist.all_reduce(x)
+    until(lambda: box.view.newest_device_step() >= first + 499, "its steps are not told")
+    accelerator.depth(1024)
+    dist.barrier()
+    box.fresh()
+    steps = range(first + 1, first + 500)
+    return {
+        "overwritten": overwritten,
+        "head": [bb.OPS[head.op], head.source, head.finished_ns, head.approaching, head.head_ns > 0],
+        "waits": sum(box.view.read_device_wait(step) is not None for step in steps) / len(steps),
+        "after": len(box.view.device_heads()),
+    }
 
 
 def pairs(box: Box) -> dict[str, Any]:

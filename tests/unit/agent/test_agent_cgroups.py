@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from torchloom.agent.observe import cgroups
-from torchloom.agent.observe.windows import _throttled_per_step
 
 
 def tree(root: Path, **stats: str) -> None:
@@ -57,11 +56,11 @@ def test_the_kernel_lists_this_process_in_the_group_that_is_found_for_it() -> No
 def test_what_another_group_counted_is_not_this_ones() -> None:
     """A worker that is put into a group under a quota, and out of it again."""
     seen = [(10, "free", 5_000), (20, "free", 5_000), (30, "bound", 1_000_000), (50, "bound", 3_000_000)]
-    assert _throttled_per_step(seen[:2]) == 0
-    assert _throttled_per_step(seen[:3]) == 0
-    assert _throttled_per_step(seen) == 100_000
-    assert _throttled_per_step([*seen, (60, "free", 5_000)]) == 0
-    assert _throttled_per_step([]) == 0
+    assert cgroups.throttled_per_step(seen[:2]) == 0
+    assert cgroups.throttled_per_step(seen[:3]) == 0
+    assert cgroups.throttled_per_step(seen) == 100_000
+    assert cgroups.throttled_per_step([*seen, (60, "free", 5_000)]) == 0
+    assert cgroups.throttled_per_step([]) == 0
 
 
 @pytest.mark.parametrize(

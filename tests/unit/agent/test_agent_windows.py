@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -193,6 +194,91 @@ def test_a_rank_that_waits_for_a_while_shows_what_it_has_left(recording: Recordi
     recording.box.view.set_progress(Progress.LAST_ACTIVITY_NS, now - 2 * 10**9)
     found = recording.look().collectives
     assert [(c.group_seq, c.under_way) for c in found] == [(2, True), (1, False)]
+
+
+def on_device(recording: Recording, oldest: int, looked_ns: int) -> None:
+    """As if all collectives from this one on were on a device that has not ended them."""
+    view = recording.box.view
+    newest = view.progress(Progress.COLLECTIVES_ENTERED)
+    for seq in range(max(oldest, newest - blackbox.COLLECTIVE_SLOTS + 1), newest + 1):
+        at = blackbox.COLLECTIVES_AT // 8 + (seq - 1) % blackbox.COLLECTIVE_SLOTS * blackbox.COLLECTIVE_WORDS
+        pending = blackbox.IN_FLIGHT | seq << blackbox.TIME_SHIFT | blackbox.Source.DEVICE_EVENT << 1
+        view.words[at + CollectiveWord.COMPLETION] = pending
+    view.set_progress(Progress.COLLECTIVES_FINISHED, oldest - 1)
+    view.set_progress(Progress.DEVICE_OLDEST, oldest)
+    view.set_progress(Progress.DEVICE_LOOKED_NS, looked_ns)
+
+
+def test_a_collective_that_the_recorder_has_not_yet_seen_as_the_oldest_was_not_the_oldest_for_long(
+    recording: Recording,
+) -> None:
+    """Else it would seem to hang since it was enqueued, by a host that is seconds ahead."""
+    recording.group(0, 7, "default")
+    recording.step((REDUCE, 7, 1, 0), (REDUCE, 7, 2, 0), (REDUCE, 7, 3, 0))
+    looked_ns = time.monotonic_ns()
+    on_device(recording, 2, looked_ns)
+    recording.box.view.set_progress(Progress.DEVICE_OLDEST, 1)  # as before this look of the recorder
+    window = recording.look()
+    assert [(c.group_seq, c.head_ns) for c in window.collectives[:2]] == [(2, looked_ns), (3, 0)]
+    assert window.age_s(window.collectives[0]) < 5
+
+
+def test_a_host_further_ahead_than_the_ring_is_long_has_a_position_and_steps(recording: Recording) -> None:
+    view, words = recording.box.view, recording.box.view.words
+    recording.group(0, 7, "default")
+    for number in range(1, 1101):
+        recording.step((REDUCE, 7, number, 0))
+    on_device(recording, 12, time.monotonic_ns())
+    assert recording.look().collectives == (), "the recorder has not told it yet"
+    body = [12, REDUCE, 7, 12, 4096, 7 | 2 << 32, blackbox.NO_PEER, 1000]
+    pending = blackbox.IN_FLIGHT | 12 << blackbox.TIME_SHIFT
+    told = [*body, blackbox.checksum(body), pending | blackbox.Source.DEVICE_EVENT << 1, pending, 5000]
+    for place, word in enumerate(told):
+        words[blackbox.DEVICE_HEADS_AT // 8 + place] = word
+    for step in (10, 11):
+        for at, record in (
+            (blackbox.DEVICE_STEPS_AT // 8 + (step - 1) * blackbox.DEVICE_STEP_WORDS, [step, 1, 80_000]),
+            (
+                blackbox.COLLECTIVES_AT // 8 + (step - 1) * blackbox.COLLECTIVE_WORDS + 12,
+                [step, 30_000, 9_000],
+            ),
+        ):
+            for place, word in enumerate([*record, blackbox.checksum(record)]):
+                words[at + place] = word
+    window = recording.look()
+    (standing,) = window.collectives
+    assert (standing.group_seq, standing.approaching, standing.head_ns, standing.under_way) == (
+        12,
+        True,
+        5000,
+        True,
+    )
+    assert [(s.step, s.step_ns, s.wait_ns, s.made, s.marked) for s in window.steps] == [
+        (10, 80_000, 30_000, (), None),
+        (11, 80_000, 30_000, (), None),
+    ]
+    assert window.accelerator is not None and window.accelerator.lead_ns == 9_000
+    view.set_progress(Progress.DEVICE_OLDEST, 13)
+    assert recording.look().collectives == (), "it has ended meanwhile"
+
+
+def test_a_script_that_failed_while_a_thread_keeps_its_process_alive_says_so(recording: Recording) -> None:
+    """Not if its process will end anyway, if it lost a peer, or if a thread trains on."""
+    view, now_ns = recording.box.view, time.monotonic_ns()
+    recording.step((REDUCE, 7, 1, 0))
+    assert recording.look().process.script_failed == ""
+    error = {"how": "exception", "code": 1, "exception": "KeyError", "message": "labels", "at_ns": now_ns}
+    for more, active_ns, said in (
+        ({}, now_ns + 10**9, "KeyError: labels"),
+        ({}, now_ns + 3 * 10**9, ""),
+        ({"certain": True}, now_ns, ""),
+        ({"connection_lost": True}, now_ns, ""),
+        ({"how": "exit", "code": 0, "exception": None}, now_ns, ""),
+        ({"how": "exit", "code": 3, "exception": None}, now_ns, "exit code 3"),
+    ):
+        view.write_blob(blackbox.END, json.dumps(error | more).encode())
+        view.set_progress(Progress.LAST_ACTIVITY_NS, active_ns)
+        assert recording.look().process.script_failed == said, (more, said)
 
 
 def test_what_is_stopped_and_continued_all_the_time_is_not_stopped(tmp_path: Path) -> None:

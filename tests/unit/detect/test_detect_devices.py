@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from torchloom.core.detect.attribute import stragglers
@@ -16,7 +18,8 @@ from torchloom.core.detect.window import (
     StepTimes,
     waited_ns,
 )
-from torchloom.model.windows import DeviceFacts
+from torchloom.model.findings import Finding
+from torchloom.model.windows import DeviceFacts, FailedCollective
 
 S = 10**9
 NOW = 1000 * S
@@ -215,6 +218,29 @@ def test_a_rank_whose_device_failed_after_its_part_of_the_collective_is_named() 
     well = replace(lost, accelerator=DeviceFacts("idle", 0, ""))
     (found,) = hangs([*(window(r, entered=10, finished=9) for r in range(3)), well], PACE, LIMITS)
     assert found.kind == "communication-hang" and found.ranks == ()
+
+
+def failed_at(seconds_ago: float, since_s: float = 1.2, **more: Any) -> list[Finding]:
+    """Rank 3's collective failed, and the others have been in it for a while. All hosts launch on."""
+    waiting = [window(r, entered=50, finished=9, quiet_s=since_s, idle_s=0.0) for r in range(3)]
+    broke = window(3, entered=50, finished=20, error="remote error", quiet_s=0.1, idle_s=0.0)
+    failed = FailedCollective(1, "all_reduce #10 of group dp", NOW - round(seconds_ago * S), 199)
+    return hangs([*waiting, replace(broke, failed=failed)], more.get("pace", PACE), LIMITS)
+
+
+def test_a_rank_whose_collective_failed_is_named_a_second_after_it() -> None:
+    """Also of a slow job, and of one whose pace is not known yet: the error needs no pace."""
+    for pace in (PACE, Pace(), Pace(steps=200, recent_s=(5.0,) * 100)):
+        (found,) = failed_at(1.2, pace=pace)
+        assert (found.kind, found.ranks, found.waiting, found.certain) == ("hang", (3,), (0, 1, 2), False)
+        assert "a collective failed on it (remote error)" in found.sentence
+    assert failed_at(0.8, since_s=0.8) == []
+
+
+def test_an_error_of_long_ago_explains_no_later_stall() -> None:
+    assert failed_at(60, since_s=1.2) == []
+    (found,) = failed_at(60, since_s=30)
+    assert (found.kind, found.ranks) == ("communication-hang", ())
 
 
 def test_a_rank_stopped_at_an_earlier_collective_is_reported_once() -> None:

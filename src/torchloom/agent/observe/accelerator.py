@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from torchloom.agent.observe.boxes import ReadableBox, is_under_way
 from torchloom.model.windows import DeviceFacts
 from torchloom.wire import blackbox
-from torchloom.wire.blackbox import DeviceState, Progress, Source, Step
+from torchloom.wire.blackbox import DeviceState, DeviceStep, Progress, Source, Step
 
 _OLDEST = 64
 """Records from the oldest unfinished one on that are looked at."""
@@ -59,6 +59,8 @@ def under_way(box: ReadableBox) -> list[blackbox.CollectiveRecord]:
     if not oldest:
         return []
     newest = box.progress(Progress.COLLECTIVES_ENTERED)
+    if oldest + blackbox.COLLECTIVE_SLOTS <= newest:  # the host is so far ahead that the ring has it no more
+        return [c for c in box.view.device_heads() if c.seq >= oldest and is_under_way(c)]
     shown: dict[tuple[int, int, int | None], int] = {}
     found = []
     for seq in range(oldest, min(newest, oldest + _OLDEST - 1) + 1):
@@ -67,22 +69,25 @@ def under_way(box: ReadableBox) -> list[blackbox.CollectiveRecord]:
             continue
         paired = "send" in blackbox.OPS[record.op] or "recv" in blackbox.OPS[record.op]
         lane = (record.group, record.op if paired else -1, record.peer if paired else None)
+        if lane not in shown and not record.head_ns:
+            # The recorder is just noting that those before it have ended: it was not the oldest until then.
+            record = record._replace(head_ns=box.progress(Progress.DEVICE_LOOKED_NS))
         shown[lane] = shown.get(lane, 0) + 1
         if shown[lane] <= _OF_A_GROUP:
             found.append(record)
     return found
 
 
-def steps(box: ReadableBox, seen: int, newest: int) -> Iterator[tuple[Step, int, int]]:
-    """Steps after `seen` that are over on the device and were timed there, with the device's own time; and
-    when the host began and ended them."""
-    first = max(seen + 1, newest - blackbox.DEVICE_STEP_SLOTS + 1)
+def steps(box: ReadableBox, seen: int) -> Iterator[tuple[DeviceStep, Step | None]]:
+    """Steps after `seen` that are over on the device and were timed there, with the host's record of each if
+    there still is one."""
+    newest = box.view.newest_device_step()
     found = 0
-    for seq in range(first, newest + 1):
-        timed, step = box.view.read_device_step(seq), box.view.read_step(seq)
-        if timed is None or step is None:
+    for seq in range(max(seen + 1, newest - blackbox.DEVICE_STEP_SLOTS + 1), newest + 1):
+        timed = box.view.read_device_step(seq)
+        if timed is None:
             continue
-        yield step._replace(step_ns=timed.step_ns), step.ended_ns, step.ended_ns - step.step_ns
+        yield timed, box.view.read_step(seq)
         found += 1
         if found == _STEPS_A_LOOK:
             return

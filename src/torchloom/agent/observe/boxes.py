@@ -49,6 +49,10 @@ def parse_name(path: Path) -> tuple[WorkerRef, str] | None:
     return WorkerRef(match["job"], rank, generation, incarnation), match["order"]
 
 
+_AFTER_ITS_END_NS = 2 * 10**9
+"""What is recorded so long after the main thread has ended is the work of another one."""
+
+
 class ReadableBox:
     """A mapped black box."""
 
@@ -186,6 +190,18 @@ class ReadableBox:
             at_ns=self.wall_ns(at_ns) if isinstance(at_ns, int) else 0,
             certain=bool(found.get("certain")),
         )
+
+    def failed_script(self) -> str:
+        """How the script failed, if a thread of it keeps the process alive: else its exit is reported. If
+        that thread trains on, the failure of the main one does not matter."""
+        if not self.view.blob_version(blackbox.END):
+            return ""
+        end = self.end_record()
+        if end is None or end.certain or end.code in (0, None) or end.connection_lost or end.store_away:
+            return ""
+        if self.wall_ns(self.progress(Progress.LAST_ACTIVITY_NS)) > end.at_ns + _AFTER_ITS_END_NS:
+            return ""
+        return f"{end.exception}: {end.message}".splitlines()[0] if end.exception else f"exit code {end.code}"
 
     def fence(self) -> tuple[int, int]:
         """The limit and the deadline of a worker that fences itself; (0, 0) for one that does not."""

@@ -7,7 +7,7 @@ above it, as far as this host shows them; in a container the highest one seen is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
@@ -91,3 +91,12 @@ def _read(path: str) -> bytes:
             return file.read(65536) or b""
     except OSError:
         return b""
+
+
+def throttled_per_step(seen: Sequence[tuple[int, str, int]]) -> int:
+    """Since the process has been in its present cgroup, over the last seconds."""
+    if not seen:
+        return 0
+    now, group, total = seen[-1]
+    before, least = next((steps, ns) for steps, name, ns in seen if name == group)
+    return max(0, total - least) // (now - before) if now > before else 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torchloom.agent.observe import words
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.core.detect.encoding import PEERS_AFTER_S
-from torchloom.model.windows import Collective, Completion
+from torchloom.model.windows import Collective, Completion, FailedCollective
 from torchloom.wire import blackbox
 from torchloom.wire.blackbox import DTYPES, REDUCTIONS, Progress, Source
 
@@ -21,6 +21,8 @@ _COMPLETION: dict[int, Completion] = {
 
 _OLDEST, _NEWEST = 4, 8
 """Records of an exit report."""
+_GROUPS_COUNTED = 8
+"""Most groups of a rank whose collectives are counted per step: each step is sent several times."""
 _LEFT_SHOWN = 16
 """Newest records among which those are that a waiting rank has left."""
 
@@ -57,6 +59,21 @@ def last_collectives(box: ReadableBox) -> tuple[Collective, ...]:
     return tuple(record(chosen[seq], names.get(chosen[seq].group, "")) for seq in sorted(chosen))
 
 
+def newest_failed(
+    box: ReadableBox, names: Mapping[int, str], before: FailedCollective | None, steps: int
+) -> FailedCollective | None:
+    """The newest collective that ended with an error; None as long as there was none."""
+    count = box.progress(Progress.COLLECTIVES_FAILED)
+    if not count or (before is not None and before.count == count):
+        return before
+    found = box.view.read_collective(box.progress(Progress.COLLECTIVE_FAILED_SEQ))
+    if found is None:  # overwritten, or just being written
+        return FailedCollective(count, "a collective", box.progress(Progress.LAST_ACTIVITY_NS), steps)
+    number = f" #{found.group_seq}" if found.group_seq else ""
+    what = f"{words.op_name(found.op)}{number} of group {names.get(found.group, '')}"
+    return FailedCollective(count, what, found.finished_ns or found.entered_ns, steps)
+
+
 def left(
     box: ReadableBox, under_way: Sequence[blackbox.CollectiveRecord], now_ns: int
 ) -> list[blackbox.CollectiveRecord]:
@@ -66,3 +83,11 @@ def left(
         return []
     newest = box.view.collectives(_LEFT_SHOWN)
     return [c for c in newest if c.finished_ns and c.source != Source.DEVICE_EVENT]
+
+
+def counted(groups: Mapping[int, blackbox.Group]) -> dict[int, int]:
+    """Places in the table of the groups that are counted step by step: the busiest so far. By powers of two,
+    then by age, so that the choice hardly ever changes; what each rank of a group counts can be compared only
+    where all of them do."""
+    order = sorted(enumerate(groups.values()), key=lambda one: -one[1].entered.bit_length())
+    return {group.key: place for place, group in order[:_GROUPS_COUNTED]}

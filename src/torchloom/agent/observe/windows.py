@@ -29,7 +29,7 @@ from torchloom.agent.observe import (
     words,
 )
 from torchloom.agent.observe.boxes import ReadableBox, is_under_way
-from torchloom.agent.observe.collectives import left, record
+from torchloom.agent.observe.collectives import counted, left, newest_failed, record
 from torchloom.agent.observe.evidence import Samples
 from torchloom.agent.observe.guarded import guarded
 from torchloom.agent.observe.pulse import numbers
@@ -43,6 +43,7 @@ from torchloom.core.nodes.report_pace import window_every_s
 from torchloom.model.windows import (
     LOOKS_FOR_STOPS,
     Broken,
+    FailedCollective,
     GroupPosition,
     PairCount,
     PartHash,
@@ -62,8 +63,6 @@ _GOLDEN = 0.618
 """Its multiples, without their whole parts, are spread evenly."""
 _STEPS_A_LOOK = 16
 _RECORDS_A_LOOK = 256
-_GROUPS_COUNTED = 8
-"""Most groups of a rank whose collectives are counted per step: each step is sent several times."""
 _WORKERS_A_MESSAGE = 64
 _ALL_STEPS_EVERY = 8
 """Looks after which all steps kept are sent again: a message may have been lost, or the weaver be new."""
@@ -100,6 +99,7 @@ class _Past:
     peaks: dict[str, tuple[int, float]] = field(default_factory=dict)
     quorum: QuorumFacts | None = None
     broken: Broken | None = None
+    failed: FailedCollective | None = None
     hashed_step: int = 0
     """The newest step whose hashes were sent."""
     tree: QuietTree = field(default_factory=QuietTree)
@@ -171,12 +171,13 @@ class Windows:
         groups = box.view.groups()
         # Steps after groups: every group of a step is in the table then.
         read = _read_device_steps if accelerator.is_used(box) else _read_steps
-        fresh = read(box, past, steps, _counted(groups))
+        fresh = read(box, past, steps, counted(groups))
         names = {key: words.group_name(group.name) for key, group in groups.items()}
         under_way = _under_way(box)
         name = box.view.read_blob(blackbox.PHASE_NAME) or b""
         whole = past.looks % _ALL_STEPS_EVERY == 1
         counts, counts_whole = _counts(box, past, names, now_ns())
+        past.failed = newest_failed(box, names, past.failed, steps)
         return RankWindow(
             rank=worker.ref.rank,
             node=self._host.node,
@@ -213,6 +214,7 @@ class Windows:
             peaks=past.peaks,
             broken=past.broken,
             quorum=past.quorum,
+            failed=past.failed,
             hashes=_hashes(box, past, whole),
             offset=box.offset,
             records=box.progress(Progress.RECORDER) != RecorderKind.NONE,
@@ -249,7 +251,7 @@ class Windows:
             state="S" if state in "XZ" else state,  # the exit itself is reported as an event
             cpu_ns_per_step=cpu,
             run_delay_ns_per_step=delay,
-            throttled_ns_per_step=_throttled_per_step(past.throttled),
+            throttled_ns_per_step=cgroups.throttled_per_step(past.throttled),
             unchanged_ns=sample.unchanged_ns,
             unchanged_samples=sample.samples,
             waits_on=sample.waits_on,
@@ -261,6 +263,7 @@ class Windows:
             children=children,
             tree_quiet_ns=quiet_ns,
             stops=sum(past.stops) if state != "T" else 0,
+            script_failed=box.failed_script(),
             became="" if blank else another_program.became(worker.pid, box, now_ns),
         )
 
@@ -282,14 +285,6 @@ def _under_way(box: ReadableBox) -> list[blackbox.CollectiveRecord]:
     on_device = accelerator.under_way(box)
     newest = box.view.collectives(UNDER_WAY_AMONG)
     return on_device + [c for c in newest if is_under_way(c) and c.source != Source.DEVICE_EVENT]
-
-
-def _counted(groups: Mapping[int, blackbox.Group]) -> dict[int, int]:
-    """Places in the table of the groups that are counted step by step: the busiest so far. By powers of two,
-    then by age, so that the choice hardly ever changes; what each rank of a group counts can be compared only
-    where all of them do."""
-    order = sorted(enumerate(groups.values()), key=lambda one: -one[1].entered.bit_length())
-    return {group.key: place for place, group in order[:_GROUPS_COUNTED]}
 
 
 def _read_steps(
@@ -327,13 +322,19 @@ def _read_device_steps(
     kept = past.recorded.steps
     found = []
     at = past.next_record
-    for step, ended_ns, begin_ns in accelerator.steps(box, kept[-1].step if kept else 0, newest):
-        mine, at = accelerator.records(box, at, begin_ns, ended_ns)
-        if len(mine) < step.collectives:
-            continue
-        made = [(c.group, record(c, "")) for c in mine]
-        found.append(past.recorded.step(step.seq, step.step_ns, step.data_wait_ns, made, places))
-        past.leads.extend(accelerator.leads(mine))
+    for timed, step in accelerator.steps(box, kept[-1].step if kept else 0):
+        mine: list[blackbox.CollectiveRecord] = []
+        if step is not None:
+            mine, at = accelerator.records(box, at, step.ended_ns - step.step_ns, step.ended_ns)
+        if step is not None and len(mine) >= step.collectives:
+            made = [(c.group, record(c, "")) for c in mine]
+            found.append(past.recorded.step(step.seq, timed.step_ns, step.data_wait_ns, made, places))
+            past.leads.extend(accelerator.leads(mine))
+        elif (waited := box.view.read_device_wait(timed.seq)) is not None:
+            # The host is so far ahead that the ring has none of its collectives any more.
+            data_wait_ns = step.data_wait_ns if step is not None else 0
+            found.append(past.recorded.bare_step(timed.seq, timed.step_ns, data_wait_ns, waited.wait_ns))
+            past.leads.append(waited.lead_ns)
     past.next_record = at
     return tuple(found)
 
@@ -355,15 +356,6 @@ def _counts(
             whole = len(ring) == entered
         past.counted_at, past.counts = entered, (pair_counts(ring, whole), whole)
     return past.counts
-
-
-def _throttled_per_step(seen: Sequence[tuple[int, str, int]]) -> int:
-    """Since the process has been in its present cgroup, over the last seconds."""
-    if not seen:
-        return 0
-    now, group, total = seen[-1]
-    before, least = next((steps, ns) for steps, name, ns in seen if name == group)
-    return max(0, total - least) // (now - before) if now > before else 0
 
 
 def _values(box: ReadableBox, past: _Past) -> dict[str, float]:

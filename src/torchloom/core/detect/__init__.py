@@ -9,10 +9,11 @@ joined                            several culprits of one kind, as one finding
 slow, attribute, why_late         who is slow and why; stages: uneven pipelines; transfers: which are slow;
                                   cost: what it costs; own_times: what a rank took for itself
                                   wide: the rules of slow over arrays, for hundreds of ranks; uneven,
-                                  bursts: slow now and then
+                                  bursts: slow now and then; turns: a few in turn
 matrix, tournament                the delay matrix, and who meets whom to measure it
 slow_replicas                     a replica of a torchft job that the others wait for
 numerics, replicas                NaN, spikes, replicas that differ; watched_metrics: which metrics count
+failed                            collectives that ended with an error in a job that continues
 crash, silence, still             processes that are gone, silent nodes, jobs in which nothing moves
 board, kept_steps, comparable     all windows with columns for rules; who may be compared with whom
 wide_board, wide_steps            the same of arrays, for hundreds of ranks and more

@@ -28,11 +28,11 @@ from torchloom.model.windows import Collective, GroupPosition, PartHash, StepTim
 
 DEAD, STOPPED, PHASE, UNRECORDED, CHILDREN, DEBUGGED, THROTTLED = 1, 2, 4, 8, 16, 32, 64
 PEAKS, VALUES, BROKEN, PAIRS, BUSY, LEFT, HASHED, OFFSET = 128, 256, 512, 1024, 2048, 4096, 8192, 16384
-APPROACHING, DEVICE, HALTED = 1 << 15, 1 << 16, 1 << 17
+APPROACHING, DEVICE, HALTED, FAILED = 1 << 15, 1 << 16, 1 << 17, 1 << 18
 """Marks of a row: what a rule looks for, so that it may pass the others over. BROKEN: a value may be no
 number. PHASE: it announced a phase. BUSY: it is in a collective; APPROACHING: its device has not reached it.
-HALTED: it was found stopped lately, and runs."""
-_ALL = tuple(1 << n for n in range(18))
+HALTED: it was found stopped lately, and runs. FAILED: a collective of it has failed."""
+_ALL = tuple(1 << n for n in range(19))
 _DEAD_STATES, _PLAIN_STATES = frozenset("XZ"), frozenset("RSDI")
 ABSENT = RankWindow(rank=-1, node="", taken_ns=0)
 
@@ -59,6 +59,8 @@ def marks_of(window: RankWindow) -> int:
         marks |= VALUES if isfinite(sum(values.values())) else VALUES | BROKEN
     if window.broken is not None:
         marks |= BROKEN
+    if window.failed is not None:
+        marks |= FAILED
     if window.pairs:
         marks |= PAIRS
     marks |= inside_marks(window)

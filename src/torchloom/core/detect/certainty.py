@@ -30,6 +30,11 @@ def certainty(window: RankWindow, pace: Pace, limits: StuckLimits) -> tuple[bool
         return True, f"its device failed ({window.accelerator.error or 'no reason given'})"
     if life := words.living(window):
         return False, f"it is at work: {life}"
+    if facts.script_failed and facts.quiet_ns / 1e9 >= limits.failed_script_s:
+        return True, (
+            f"its script has failed ({facts.script_failed}), and the thread that keeps its process alive has "
+            f"shown no sign of life for {words.lasting(facts.quiet_ns / 1e9)}"
+        )
     if not facts.unchanged_samples:
         if facts.waits_for:
             return False, f"{facts.waits_for}; its stack could not be read"

@@ -12,11 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec.structs import replace
 
 from torchloom.core.detect import words
+from torchloom.core.detect.board import DEVICE, WindowBoard
 from torchloom.core.detect.certainty import may_act
 from torchloom.core.detect.graph import CollectiveWait
 from torchloom.core.detect.thresholds import Limit
 from torchloom.core.detect.window import RankWindow
 from torchloom.model.findings import Evidence, Finding
+from torchloom.model.windows import age_ns
 
 _SHOWN = 32
 
@@ -34,11 +36,17 @@ def behind(
     return found if len(found) < len(inside) + len(past) else []
 
 
-def stands(window: RankWindow, least_s: float) -> bool:
-    """Whether the device has not come to its oldest collective for so long, whatever else of the rank moves:
-    another stream, another thread."""
-    oldest = window.collectives[0] if window.collectives else None
-    return oldest is not None and oldest.approaching and window.age_s(oldest) >= least_s
+def any_stands(board: WindowBoard, least_s: float) -> bool:
+    """Whether some device has stood at its oldest collective for so long, whatever else of the rank moves: a
+    host that runs ahead, another stream, another thread."""
+    if not board.marked(DEVICE):
+        return False
+    taken_ns, least_ns = board.taken_at_ns(), least_s * 1e9
+    return any(
+        inside[0].on_device and inside[0].under_way and age_ns(taken_ns[row], inside[0]) >= least_ns
+        for row, inside in board.busy()
+        if inside
+    )
 
 
 def failed(windows: Sequence[RankWindow]) -> list[RankWindow]:

@@ -87,6 +87,12 @@ class Recorded(Generic[K]):
         self.steps.append(made)
         return made
 
+    def bare_step(self, number: int, step_ns: int, data_wait_ns: int, wait_ns: int) -> StepTimes:
+        """One of which only the times are known: nothing can be said of its collectives."""
+        made = StepTimes(number, step_ns, data_wait_ns, wait_ns, (), None)
+        self.steps.append(made)
+        return made
+
     def wait_ns(self, key: K) -> int:
         return _typical(self._waits.get(key, ()))
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torchloom.core.detect import devices, still, words
 from torchloom.core.detect import graph as graphs
-from torchloom.core.detect.board import APPROACHING, DEAD, STOPPED, WindowBoard
+from torchloom.core.detect.board import DEAD, FAILED, STOPPED, WindowBoard
 from torchloom.core.detect.certainty import certainty, ended, is_out, may_act
 from torchloom.core.detect.graph import CollectiveWait, Graph, Key
 from torchloom.core.detect.joined import also_stopped, joined, while_others_return
@@ -33,11 +33,11 @@ _SAID = 4
 
 def hangs(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> list[Finding]:
     """Everything that blocks ranks for longer than the job's own pace allows."""
-    least_s = min(limits.hang_floor_s, limits.start_report_s)
     board = WindowBoard.of(windows)
-    if board.longest_idle_s() < least_s and not any(
-        devices.stands(w, least_s) for w in board.with_mark(APPROACHING)
-    ):
+    least_s = min(limits.hang_floor_s, limits.start_report_s)
+    if board.marked(FAILED):
+        least_s = min(least_s, limits.error_report_s)
+    if board.longest_idle_s() < least_s and not devices.any_stands(board, least_s):
         return []  # the usual case must cost nothing: a rank that moved lately is not stuck
     if len(board.marked(STOPPED)) == len(board) and all(w.process.state == "T" for w in board):
         return still.suspended(windows, pace, limits)
@@ -74,14 +74,14 @@ def _absent(
     found = []
     for main, ranks in at_place.items():
         wait = graph.waits[main]
-        allowed_s: dict[tuple[str, str], float] = {}
+        allowed_s: dict[tuple[str, str, str], float] = {}
         windows = [by_rank[r] for r in sorted(ranks)]
         gone = [w for w in windows if ended(w)] or [w for w in windows if is_out(w)]
         sure = gone or [w for w in windows if certainty(w, pace, limits)[0]]
         for w in windows:
-            if (place := (w.phase, w.process.location)) not in allowed_s:
+            if (place := _place(w)) not in allowed_s:
                 allowed_s[place] = _limit(w, wait, pace, limits).report_s
-        late = [w for w in windows if wait.longest_s >= allowed_s[w.phase, w.process.location]]
+        late = [w for w in windows if wait.longest_s >= allowed_s[_place(w)]]
         culprits = sorted(sure or late, key=lambda w: w.rank)
         if not culprits:
             continue
@@ -99,8 +99,14 @@ def _absent(
     return found
 
 
+def _place(window: RankWindow) -> tuple[str, str, str]:
+    """What its limit depends on."""
+    return window.phase, window.process.location, window.process.script_failed
+
+
 def _limit(window: RankWindow, wait: CollectiveWait, pace: Pace, limits: StuckLimits) -> Limit:
-    return limit(pace, limits, phase=window.phase, location=window.process.location, timeout_s=wait.timeout_s)
+    phase = "" if window.process.script_failed else window.phase  # what follows a failure is not announced
+    return limit(pace, limits, phase=phase, location=window.process.location, timeout_s=wait.timeout_s)
 
 
 def _blame(

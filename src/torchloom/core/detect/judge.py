@@ -19,6 +19,7 @@ from torchloom.core.detect.comparable import by_role
 from torchloom.core.detect.counts import Tally, count
 from torchloom.core.detect.crash import crashes, lost_nodes
 from torchloom.core.detect.desync import desync
+from torchloom.core.detect.failed import Reported, failed_collectives
 from torchloom.core.detect.hang import hangs
 from torchloom.core.detect.joining import not_joined
 from torchloom.core.detect.numerics import Curves, broken_values, peaks_of, spikes
@@ -36,6 +37,7 @@ from torchloom.core.detect.transfers import (
     usual_crowd,
     watch_levels,
 )
+from torchloom.core.detect.turns import Turns, in_turn
 from torchloom.core.detect.unlike import other_operations
 from torchloom.core.detect.watched_metrics import CURVES
 from torchloom.core.detect.why_late import traced
@@ -82,10 +84,14 @@ class Memory(Struct, frozen=True):
     transfers: dict[str, Level] = {}
     """By group, and by pair that sends."""
     held: dict[int, HeldRank] = {}
+    failures: dict[int, Reported] = {}
+    """By rank, what was reported of collectives that failed."""
     own_ns: dict[int, float] = {}
     """By rank, its usual own time of a step: what it is compared with where nobody does the same."""
     long: LongSteps = LongSteps()
     """Steps in which a rank took much longer than its peers."""
+    turns: Turns = ()
+    """Whom the newest looks found slow."""
     localised_step: int = 0
     slow: tuple[Finding, ...] = ()
     """What the last look for slowness found."""
@@ -124,6 +130,8 @@ def judge(
     gone = crashes(here)
     stuck = gone or _stuck(windows, memory, limits)
     memory = _remember_held(here, memory, [] if gone else stuck)
+    failures, failed = failed_collectives(here, memory.failures, bool(stuck) or len(here) < len(windows))
+    memory, found = replace(memory, failures=failures), [*found, *failed]
     if not stuck and len(here) == len(windows) and _trains(here, memory):
         memory = _look_for_slowness(here, memory, limits)
         found += traced(memory.slow, here)
@@ -237,11 +245,12 @@ def _look_for_slowness(board: WindowBoard, memory: Memory, limits: AllLimits) ->
                 against_own_past(f, windows, memory.own_ns) for f in found
             ]
     found = found or uneven_stages(windows, limits.slow)
+    turns, found = in_turn(found, board, memory.turns, memory.slow)
     own_ns = memory.own_ns
     # Who just has more work takes as long as usual.
     if memory.trigger.total == 0.0 and all(f.kind == "data-imbalance" for f in found):
         own_ns = {rank: _blend(own_ns.get(rank), now) for rank, now in windows.typical.items()}
-    return replace(memory, localised_step=last, slow=tuple(found), own_ns=own_ns, long=long)
+    return replace(memory, localised_step=last, slow=tuple(found), own_ns=own_ns, long=long, turns=turns)
 
 
 def _blend(before: float | None, now: float) -> float:

@@ -17,6 +17,8 @@ from torchloom.core.detect.window import PAIRWISE, ROOTED, RankWindow
 from torchloom.model.findings import Finding
 
 _SHOWN = 32
+_BEFORE_S = 5.0
+"""So long before the others came to an operation another one may have failed that they had left."""
 
 
 def stalled(
@@ -47,10 +49,10 @@ def stalled(
             continue  # a dead peer explains it; that is reported as a crash
         allowed = _limit(wait, pace, limits)
         behind = devices.behind(wait, inside, past)
-        broke = [w for w in past if not behind and w.accelerator is not None and w.accelerator.error]
+        broke = [w for w in past if not behind and _failed_there(w, wait)]
         # An error is known before the pace of the job is.
-        known = broke or devices.failed(behind)
-        if wait.shortest_s < (certain_report_s(pace, limits) if known else allowed.report_s):
+        least_s = certain_report_s(pace, limits) if devices.failed(behind) else allowed.report_s
+        if wait.shortest_s < (limits.error_report_s if broke else least_s):
             continue
         if behind:
             blamed.append((wait, behind))
@@ -64,6 +66,14 @@ def stalled(
         return held_inside, [_devices(blamed, graph, pace, limits)]
     stalls.sort(key=lambda f: (not f.ranks, -f.lasting_s, str(f.inputs["operation"])))
     return held_inside, stalls[:1]
+
+
+def _failed_there(window: RankWindow, wait: CollectiveWait) -> bool:
+    """Whether a collective of it has failed about when the others came here, and not some time before."""
+    if window.accelerator is None or not window.accelerator.error:
+        return False
+    failed = window.failed
+    return failed is None or window.taken_ns - failed.ended_ns <= (wait.longest_s + _BEFORE_S) * 1e9
 
 
 def _is_held(window: RankWindow) -> bool:

@@ -25,6 +25,8 @@ class StuckLimits(Struct, frozen=True, kw_only=True):
     """… but, unless somebody set it, not before the process group itself would give up."""
     default_timeout_s: float = 1800.0
     """For a process group whose timeout is not known: torch's own for gloo, the longest of its defaults."""
+    error_report_s: float = 1.0
+    """A rank has left a collective with an error, and others have been in it for this long."""
     steps_factor: float = 3.0
     """A wait is remarkable after this many of the job's slowest (p99) steps."""
     pause_factor: float = 1.5
@@ -45,6 +47,9 @@ class StuckLimits(Struct, frozen=True, kw_only=True):
     frozen_lock_s: float = 10.0
     """Unchanged for this long with nothing outside that could wake it: certain. What another process could
     still end (a slow read, a shared lock) never is, however long."""
+    failed_script_s: float = 30.0
+    """A rank whose script has failed and whose process lives on without a sign of life for this long is not
+    at work: threads that train, or send a report, show life."""
     frozen_s: float = 90.0
     """Unchanged for this long: not at work, whatever it waits for."""
 

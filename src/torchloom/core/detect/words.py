@@ -107,6 +107,10 @@ def doing(window: RankWindow) -> str:
     if facts.became:
         return f"its process has become another program ({facts.became})"
     parts: list[_Clause] = []
+    if facts.script_failed:
+        parts.append(
+            _Clause(f"its script has failed ({facts.script_failed}) and a thread keeps its process alive")
+        )
     if facts.tracer:
         parts.append(_Clause(f"{facts.tracer} {'has stopped' if facts.state == 't' else 'debugs'} it"))
     elif state := _STATES.get(facts.state):

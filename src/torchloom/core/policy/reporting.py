@@ -60,7 +60,7 @@ def key(finding: Finding) -> str:
         return STUCK_KEY
     if finding.traits.link:
         return LINKS_KEY
-    if finding.ranks and not finding.traits.numeric:
+    if finding.ranks and not (finding.traits.numeric or finding.traits.event):
         if len(finding.ranks) > SET_FROM:  # a set: one rank more or less is the same fault
             return f"slow set {finding.kind}"
         return f"slow {' '.join(map(str, finding.ranks))}"
@@ -121,7 +121,7 @@ def _worth_saying(name: str, seen: Seen, now: Finding, now_s: float, ready: bool
         if now.may_act and now_s - seen.said_s >= AGAIN_S:
             return True
         return now.lasting_s >= 2 * max(1.0, said.lasting_s)
-    if now.traits.numeric:
+    if now.traits.numeric or now.traits.event:
         if said is None or now.certain > said.certain:
             return True
         return now_s - seen.said_s >= AGAIN_S and _step(now) > _step(said)

@@ -181,6 +181,10 @@ struct Entry {
     change(pending(source), now << layout::TIME_SHIFT | source << 1 | (failed ? 1 : 0));
     add_one(group->box->progress(layout::PROGRESS_COLLECTIVES_FINISHED));
     if (!paired) add_one(group->finished);
+    if (failed) {
+      put(group->box->progress(layout::PROGRESS_COLLECTIVE_FAILED_SEQ), seq);
+      add_one(group->box->progress(layout::PROGRESS_COLLECTIVES_FAILED));
+    }
     uint64_t* activity = group->box->progress(layout::PROGRESS_LAST_ACTIVITY_NS);
     if (now > *activity) put(activity, now);
   }

@@ -22,6 +22,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -127,10 +128,13 @@ enum Hold : int { FREE, ASKED, DROPPED, ENTERING };  // ENTERING: the call has n
 enum class End : int { NO, YES, FAILED, UNKNOWN };
 
 struct Flight {
-  Flight(Entry e, c10::Device d) : entry(e), device(d) {}
+  Flight(Entry e, c10::Device d) : entry(e), device(d) {
+    std::memcpy(body, e.group->box->slot(e.seq), sizeof body);
+  }
 
   const Entry entry;
   const c10::Device device;
+  uint64_t body[layout::CHECKSUM + 1];  // its record, which a host far ahead overwrites
   uint64_t lane = 0;         // operations of one lane end in the order in which they began
   uint64_t step = 0;         // the step it belongs to, from 1
   bool first = false;        // of its step
@@ -150,8 +154,7 @@ struct Flight {
   // Of a batch (coalescing): the other operations, which end with this one.
   std::vector<Entry> others;
 
-  uint64_t looked_ns = 0, noted = 0;  // of the thread that looks
-  bool head = false;
+  uint64_t looked_ns = 0, noted = 0, head_ns = 0;  // of the thread that looks
   std::string error;
 };
 using FlightPtr = std::shared_ptr<Flight>;
@@ -243,6 +246,15 @@ class Watch {
   static constexpr double kEventShare = 0.005;    // of the time of the threads that train
   static constexpr uint64_t kMostEvery = 64;
   static constexpr int64_t kUnknownResult = 100;  // as c10d::WorkResult's
+
+  static constexpr size_t kMostWaits = 4096, kMostSteps = 64;
+
+  struct Wait {
+    uint64_t seq, entered, began, ended;
+  };
+  struct Over {
+    uint64_t step, ended, took;
+  };
 
   bool may_ask(c10::DeviceType type) {
     int known = may_ask_.load(std::memory_order_relaxed);
@@ -429,6 +441,8 @@ class Watch {
       ++at;
     }
     looked_ns_ = now;
+    publish_steps(box);
+    publish_heads(box, oldest);
     put(box.progress(layout::PROGRESS_DEVICE_OLDEST), oldest);
     if (moved) {
       put(box.progress(layout::PROGRESS_LAST_ACTIVITY_NS), now);
@@ -455,8 +469,8 @@ class Watch {
     }
     if (!queue.empty()) {
       Flight& first = *queue.front();
-      if (!std::exchange(first.head, true)) {
-        first.entry.head_at(now);
+      if (first.head_ns == 0) {
+        first.entry.head_at(first.head_ns = now);
         for (const Entry& other : first.others) other.head_at(now);
       }
       if (first.arrived && first.noted == 0 && first.arrived->query()) {
@@ -488,6 +502,9 @@ class Watch {
       } else {
         arrived_ns = time_of(*flight.arrived, 0, now);
       }
+      auto& waits = waits_[flight.step];
+      if (waits.size() < kMostWaits)
+        waits.push_back({flight.entry.seq, flight.body[layout::ENTERED_NS], arrived_ns, ended_ns});
       arrived_at(box, flight, arrived_ns);
     }
     // Where nobody looks at the work, nobody else tells its error.
@@ -534,19 +551,85 @@ class Watch {
   void step_began(Box& box, Flight& flight, uint64_t arrived_ns) {
     if (step_event_ && step_ + 1 == flight.step && step_event_->device() == flight.arrived->device()) {
       const uint64_t took = static_cast<uint64_t>(std::max(0.0, step_event_->elapsedTime(*flight.arrived)) * 1e6);
-      uint64_t* slot = box.words + layout::DEVICE_STEPS_AT / 8 +
-          (step_ - 1) % layout::DEVICE_STEP_SLOTS * layout::DEVICE_STEP_WORDS;
-      const uint64_t body[3] = {step_, arrived_ns, took};
-      put(slot, 0);
-      put(slot + 1, body[1]);
-      put(slot + 2, body[2]);
-      put(slot + 3, mixed(body, 3));
-      __atomic_store_n(slot, step_, __ATOMIC_RELEASE);
+      over_.push_back({step_, arrived_ns, took});
     }
     give_back(step_event_);
     step_event_ = std::move(flight.arrived);
     flight.arrived.reset();
     step_ = flight.step;
+  }
+
+  // Steps that are over on the device, once all lanes were looked at: with what they waited, because the records of
+  // their collectives may be overwritten.
+  void publish_steps(Box& box) {
+    for (const Over& over : over_) {
+      const auto found = waits_.find(over.step);
+      if (found != waits_.end()) {
+        const auto [wait, lead] = waited(found->second);
+        uint64_t* slot = box.words + layout::COLLECTIVES_AT / 8 + layout::DEVICE_WAITS_WORD +
+            (over.step - 1) % layout::COLLECTIVE_SLOTS * layout::COLLECTIVE_WORDS;
+        write_small(slot, over.step, wait, lead);
+      }
+      write_small(
+          box.words + layout::DEVICE_STEPS_AT / 8 +
+              (over.step - 1) % layout::DEVICE_STEP_SLOTS * layout::DEVICE_STEP_WORDS,
+          over.step, over.ended, over.took);
+      waits_.erase(waits_.begin(), waits_.upper_bound(over.step));
+    }
+    over_.clear();
+    while (waits_.size() > kMostSteps) waits_.erase(waits_.begin());
+  }
+
+  static void write_small(uint64_t* slot, uint64_t number, uint64_t first, uint64_t second) {
+    const uint64_t body[3] = {number, first, second};
+    put(slot, 0);
+    std::atomic_thread_fence(std::memory_order_release);
+    put(slot + 1, first);
+    put(slot + 2, second);
+    put(slot + 3, mixed(body, 3));
+    __atomic_store_n(slot, number, __ATOMIC_RELEASE);
+  }
+
+  // As waited_ns() of torchloom/core/detect/window.py; and how long the last one had been enqueued.
+  static std::pair<uint64_t, uint64_t> waited(std::vector<Wait>& waits) {
+    std::sort(waits.begin(), waits.end(), [](const Wait& a, const Wait& b) { return a.seq < b.seq; });
+    uint64_t total = 0;
+    const Wait* last = nullptr;
+    for (const Wait& one : waits) {
+      if (last != nullptr && one.began >= last->ended) total += last->ended - last->began;
+      last = &one;
+    }
+    if (last == nullptr) return {0, 0};
+    return {total + last->ended - last->began, last->began > last->entered ? last->began - last->entered : 0};
+  }
+
+  // Where each lane stands, while the host is so far ahead that the ring may not hold it.
+  void publish_heads(Box& box, uint64_t oldest) {
+    const uint64_t entered = *box.progress(layout::PROGRESS_COLLECTIVES_ENTERED);
+    const bool deep = oldest != 0 && oldest + layout::COLLECTIVE_SLOTS / 2 <= entered;
+    if (!deep && !deep_) return;
+    std::vector<const Flight*> heads;
+    if (deep)
+      for (const auto& lane : queues_) heads.push_back(lane.second.front().get());
+    std::sort(heads.begin(), heads.end(), [](auto* a, auto* b) { return a->entry.seq < b->entry.seq; });
+    for (uint64_t i = 0; i < layout::DEVICE_HEADS; ++i) {
+      uint64_t* slot = box.words + layout::DEVICE_HEADS_AT / 8 + i * layout::DEVICE_HEAD_WORDS;
+      const Flight* flight = i < heads.size() ? heads[i] : nullptr;
+      const uint64_t arrival = flight == nullptr ? 0
+          : flight->noted                        ? flight->noted << layout::TIME_SHIFT
+          : flight->arrived                      ? flight->entry.approaching()
+                                                 : 0;
+      if (flight != nullptr && slot[layout::SEQ] == flight->entry.seq && slot[layout::ARRIVAL] == arrival) continue;
+      put(slot + layout::SEQ, 0);
+      if (flight == nullptr) continue;
+      std::atomic_thread_fence(std::memory_order_release);
+      for (uint64_t word = 1; word <= layout::CHECKSUM; ++word) put(slot + word, flight->body[word]);
+      put(slot + layout::COMPLETION, flight->entry.pending(layout::DEVICE_EVENT));
+      put(slot + layout::ARRIVAL, arrival);
+      put(slot + layout::HEAD, flight->head_ns);
+      __atomic_store_n(slot + layout::SEQ, flight->entry.seq, __ATOMIC_RELEASE);
+    }
+    deep_ = deep;
   }
 
   void look_at_state(Box& box, const c10::Stream& stream, uint64_t now) {
@@ -629,10 +712,12 @@ class Watch {
   std::atomic<uint64_t> every_{1};
 
   std::unordered_map<uint64_t, std::deque<FlightPtr>> queues_;
+  std::map<uint64_t, std::vector<Wait>> waits_;  // by step
+  std::vector<Over> over_;
   std::optional<c10::Event> reference_, step_event_;
   uint64_t reference_ns_ = 0, step_ = 0, looked_ns_ = 0, idle_since_ = 0, failed_ns_ = 0, spent_ = 0, cost_ = 0;
   FuturePtr first_result_;
-  bool failed_ = false, unknown_state_ = false, has_results_ = false;
+  bool failed_ = false, unknown_state_ = false, has_results_ = false, deep_ = false;
 };
 
 }  // namespace
