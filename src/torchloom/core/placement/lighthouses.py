@@ -83,7 +83,7 @@ def follow_lighthouses(turn: Turn) -> None:
             _end(turn, name, place)
         elif (
             place.node
-            and nodes[place.node].drained is not None
+            and nodes[place.node].closed
             and nodes[place.node].id not in _held(replicas)
         ):
             _move(turn, name, place, f"{place.node}, where it was, is drained")
