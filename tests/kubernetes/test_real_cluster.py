@@ -3,15 +3,19 @@
     KUBECONFIG=~/.kube/config LOOM_IMAGE=registry.example/torchloom:0.1.0 make test-kubernetes
 
 Needs kubectl on PATH, an image with a tag that the cluster can pull or has already, rights to make a
-namespace and cluster roles, and a default storage class. LOOM_RWX_CLASS names one for ReadWriteMany, where
-the pods share their checkpoints; without it they are on a volume of one node, and both pods are bound to it.
-Everything is in a namespace of its own, in which Kubernetes enforces the restricted Pod Security Standard and
-which is deleted at the end. One node is cordoned and uncordoned; of its pods only ours are evicted. Skipped
-without KUBECONFIG.
+namespace and cluster roles, one node with a free core and 4 GB (kind will do), and a storage class: the
+default one, or LOOM_STORAGE_CLASS. LOOM_RWX_CLASS names one for ReadWriteMany, where the pods share their
+checkpoints; without it they are on a volume of one node, and both pods are bound to it. What is missing is
+reported before anything is made. Everything is in a namespace of its own, in which Kubernetes enforces the
+restricted Pod Security Standard and which is deleted at the end, after a failure and after Ctrl-C too
+(LOOM_KEEP=1 keeps it, to look at). One node is cordoned and uncordoned; of its pods only ours are evicted.
+Each wait takes at most LOOM_PATIENCE_S (900), of which the first includes pulling the image. Skipped without
+KUBECONFIG. What the test itself asks for is checked without a cluster in test_story.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -25,14 +29,32 @@ import pytest
 import yaml
 from manifests import CHART, HELM, Object
 
-PATIENCE_S = 600.0
+PATIENCE_S = float(os.environ.get("LOOM_PATIENCE_S", "") or 900.0)
+ANSWER_S = 60.0
+"""For one short command."""
+LEAST_VERSION = (1, 30)
+"""As in Chart.yaml."""
+SMALL = ",".join(
+    f"{part}.resources.requests.{what}"
+    for part in ("weaver", "nats", "controller")
+    for what in ("cpu=50m", "memory=128Mi")
+)
+"""A cluster of one small node has room for all of it."""
 STEPS = 100_000
 """More than are ever made: the test ends the job."""
+NEEDED_RIGHTS = (
+    ("create", "namespaces"),
+    ("create", "clusterroles.rbac.authorization.k8s.io"),
+    ("bind", "clusterroles.rbac.authorization.k8s.io"),
+    ("create", "statefulsets.apps"),
+    ("create", "pods"),
+    ("patch", "nodes"),
+)
 WHERE = "LOOM_HOME=/tmp/cli LOOM_CA=/etc/torchloom/tls/ca.crt LOOM_ADDRESS=https://localhost:8700"
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(3600),
+    pytest.mark.timeout(7200),
     pytest.mark.skipif(
         not os.environ.get("KUBECONFIG") or not os.environ.get("LOOM_IMAGE"),
         reason="KUBECONFIG and LOOM_IMAGE name no cluster and no image; run by `make test-kubernetes`",
@@ -43,14 +65,25 @@ pytestmark = [
 class Cluster:
     def __init__(self) -> None:
         self.namespace = f"loom-test-{secrets.token_hex(3)}"
-        self.helm = shutil.which("helm") or str(HELM)
+        self.helm = str(HELM)  # the one with which the chart is tested
         self.image = os.environ.get("LOOM_IMAGE", "")
+        self.storage_class = os.environ.get("LOOM_STORAGE_CLASS", "")
         self.cordoned: list[str] = []
 
-    def run(self, *command: str, given: str | None = None, check: bool = True) -> str:
-        done = subprocess.run(
-            command, input=given, capture_output=True, text=True, timeout=PATIENCE_S + 60, check=False
-        )
+    def run(
+        self, *command: str, given: str | None = None, check: bool = True, limit_s: float = ANSWER_S
+    ) -> str:
+        """Its output; without `check` whatever there was of it, if it failed or did not end in time."""
+        try:
+            done = subprocess.run(
+                command, input=given, capture_output=True, text=True, timeout=limit_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            if check:
+                raise AssertionError(
+                    f"{' '.join(command)} takes longer than {limit_s:g} s\n{self.facts()}"
+                ) from None
+            return ""
         if check and done.returncode:
             raise AssertionError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}\n{self.facts()}")
         return done.stdout
@@ -62,26 +95,29 @@ class Cluster:
         return json.loads(self.kubectl("get", *words, "-o", "json"))
 
     def facts(self) -> str:
-        """What a person would look at first."""
+        """What a person would look at first. Never fails."""
         found = []
         logs = ["logs", "--all-containers", "--prefix", "--tail=40", "--ignore-errors"]
+        ours, agents = "app.kubernetes.io/instance=torchloom", "torchloom.dev/agent=true"
         for words in (
-            ["get", "pods", "-o", "wide"],
+            ["get", "pods,pvc", "-o", "wide"],
             ["get", "events", "--sort-by=.lastTimestamp"],
-            [*logs, "-l", "app.kubernetes.io/instance=torchloom"],
-            [*logs, "-l", "torchloom.dev/agent=true"],
+            ["describe", "pods"],
+            *([*logs, "-l", which, *before] for which in (ours, agents) for before in ([], ["--previous"])),
         ):
-            done = subprocess.run(
-                ["kubectl", "-n", self.namespace, *words],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            found.append(done.stdout[-6000:])
+            with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+                done = subprocess.run(
+                    ["kubectl", "-n", self.namespace, *words],
+                    capture_output=True,
+                    text=True,
+                    timeout=ANSWER_S,
+                    check=False,
+                )
+                found.append(f"--- {' '.join(words)}\n{done.stdout[-6000:]}")
         return "\n".join(found)
 
     def wait(self, condition: Callable[[], Any], what: str) -> Any:
+        print(f"{time.strftime('%H:%M:%S')} waiting until {what}", flush=True)
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             found = condition()
@@ -90,39 +126,90 @@ class Cluster:
             time.sleep(2)
         raise AssertionError(f"not within {PATIENCE_S:g} s: {what}\n{self.facts()}")
 
+    # -- before and after -------------------------------------------------------------------------------
+    def missing(self) -> list[str]:
+        """What the cluster lacks for this test, each in a sentence."""
+        if shutil.which("kubectl") is None:
+            return ["kubectl is not on PATH"]
+        repository, _, tag = self.image.rpartition(":")
+        found = [] if repository and "/" not in tag else [f"LOOM_IMAGE is NAME:TAG, not {self.image!r}"]
+        version = json.loads(self.run("kubectl", "version", "-o", "json", check=False) or "{}")
+        if "serverVersion" not in version:
+            return [*found, "no API server answers: `kubectl version` says why"]
+        server = version["serverVersion"]
+        if (int(server["major"]), int(server["minor"].rstrip("+"))) < LEAST_VERSION:
+            found.append(f"the chart needs Kubernetes {LEAST_VERSION}, this is {server['gitVersion']}")
+        for verb, what in NEEDED_RIGHTS:
+            if self.run("kubectl", "auth", "can-i", verb, what, "-A", check=False).strip() != "yes":
+                found.append(f"this user may not {verb} {what}")
+        listed = json.loads(self.run("kubectl", "get", "nodes", "-o", "json", check=False) or '{"items": []}')
+        if not any(takes_pods(node) for node in listed["items"]):
+            found.append("no node is ready and takes pods without tolerations")
+        classes = json.loads(
+            self.run("kubectl", "get", "storageclasses", "-o", "json", check=False) or '{"items": []}'
+        )["items"]
+        names = {one["metadata"]["name"] for one in classes}
+        wanted = {self.storage_class, os.environ.get("LOOM_RWX_CLASS", "")} - {""}
+        found += [f"there is no storage class {name}" for name in sorted(wanted - names)]
+        if not self.storage_class and not any(is_default(one) for one in classes):
+            found.append(
+                f"no storage class is the default; LOOM_STORAGE_CLASS names one of {sorted(names) or 'none'}"
+            )
+        return found
+
+    def clean(self) -> None:
+        """Nothing of it is left, whatever failed."""
+        for node in self.cordoned:
+            self.run("kubectl", "uncordon", node, check=False)
+        if os.environ.get("LOOM_KEEP") == "1":
+            print(f"kept: kubectl delete namespace {self.namespace}")
+            return
+        delete = ("kubectl", "delete", "--ignore-not-found", "--wait=false")
+        self.run(*delete, "namespace", self.namespace, check=False)
+        for part in ("controller", "weaver"):
+            name = f"torchloom-{self.namespace}-{part}"
+            self.run(*delete, "clusterrole,clusterrolebinding", name, check=False)
+
     # -- torchloom --------------------------------------------------------------------------------------
     def install(self, *flags: str) -> None:
-        repository, _, tag = self.image.rpartition(":")
-        assert repository and "/" not in tag, f"LOOM_IMAGE is NAME:TAG, not {self.image!r}"
+        print(f"{time.strftime('%H:%M:%S')} helm upgrade --install {' '.join(flags)}", flush=True)
         self.run(
             *(self.helm, "upgrade", "--install", "torchloom", str(CHART), "--namespace", self.namespace),
-            *("--set", f"image.repository={repository},image.tag={tag},nats.storage=1Gi", *flags),
-            *("--wait", "--timeout", f"{PATIENCE_S:.0f}s"),
+            *(*self.values(), *flags, "--wait", "--timeout", f"{PATIENCE_S:.0f}s"),
+            limit_s=PATIENCE_S + 60,
         )
+
+    def values(self) -> tuple[str, ...]:
+        repository, _, tag = self.image.rpartition(":")
+        image = ("--set-string", f"image.repository={repository},image.tag={tag}")
+        return (*image, "--set", f"nats.storage=1Gi,nats.storageClass={self.storage_class},{SMALL}")
 
     def loom(self, *args: str, check: bool = True) -> str:
         """A command inside a weaver's pod, which trusts itself."""
         words = ["sh", "-c", f'{WHERE} exec loom "$@"', "loom", *args]
         return self.kubectl("exec", "deploy/torchloom-weaver", "-c", "weaver", "--", *words, check=check)
 
+    def ask(self, *args: str) -> Any:
+        """What a command that reads answers; None while nobody does: `exec` fails while the weaver's pod is
+        replaced."""
+        said = self.loom(*args, "--json", check=False)
+        return json.loads(said) if said.strip() else None
+
     def nodes(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.loom("nodes", "--json", check=False) or "[]")
-        return found
+        return list(self.ask("nodes") or ())
 
     def job(self) -> dict[str, Any]:
-        """Asked again while nobody answers: `exec` fails while the weaver's pod is replaced."""
         found: dict[str, Any] = self.wait(self._job, "the control service knows the job")
         return found
 
     def _job(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.loom("status", "train", "--json", check=False) or "{}")
-        return found
+        return dict(self.ask("status", "train") or {})
 
-    def trains_on(self, least_step: int = 1) -> Any:
+    def trains_on(self, least_step: int | None) -> Any:
         """The pods that train, once both do and have reached that step."""
         job = self._job()
         on = [worker["node"] for worker in job.get("workers", [])]
-        trains = job.get("state") == "running" and len(on) == 2 and (job["step"] or 0) >= least_step
+        trains = job.get("state") == "running" and len(on) == 2 and (job["step"] or 0) >= (least_step or 1)
         return on if trains else None
 
     def pods(self) -> list[Object]:
@@ -135,14 +222,25 @@ class Cluster:
         return found
 
 
+def takes_pods(node: Object) -> bool:
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in node["status"]["conditions"])
+    closed = [one for one in node["spec"].get("taints", []) if one["effect"] != "PreferNoSchedule"]
+    return ready and not node["spec"].get("unschedulable") and not closed
+
+
+def is_default(storage: Object) -> bool:
+    marks = storage["metadata"].get("annotations") or {}
+    return marks.get("storageclass.kubernetes.io/is-default-class") == "true"
+
+
 def claim(cluster: Cluster) -> Object:
-    name = os.environ.get("LOOM_RWX_CLASS", "")
+    shared = os.environ.get("LOOM_RWX_CLASS", "")
     spec: Object = {
-        "accessModes": ["ReadWriteMany" if name else "ReadWriteOnce"],
+        "accessModes": ["ReadWriteMany" if shared else "ReadWriteOnce"],
         "resources": {"requests": {"storage": "1Gi"}},
     }
-    if name:
-        spec["storageClassName"] = name
+    if shared or cluster.storage_class:
+        spec["storageClassName"] = shared or cluster.storage_class
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -155,7 +253,7 @@ def training(cluster: Cluster) -> Object:
     """An Indexed Job of two pods: what a JobSet makes, without its controller."""
     rendered = cluster.run(
         *(cluster.helm, "template", "torchloom", str(CHART), "--namespace", cluster.namespace),
-        *("--set", "trainer.enabled=true", "--show-only", "templates/trainer.yaml"),
+        *(*cluster.values(), "--set", "trainer.enabled=true", "--show-only", "templates/trainer.yaml"),
     )
     runtime = yaml.safe_load(rendered)
     spec: Object = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]
@@ -163,7 +261,6 @@ def training(cluster: Cluster) -> Object:
     pod = spec["template"]["spec"]
     pod["terminationGracePeriodSeconds"] = 120
     (container,) = pod["containers"]
-    container["image"] = cluster.image
     container["resources"] = {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
     if not os.environ.get("LOOM_RWX_CLASS"):
         beside = {
@@ -195,19 +292,16 @@ def training(cluster: Cluster) -> Object:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     made = Cluster()
-    made.run("kubectl", "create", "namespace", made.namespace)
+    missing = made.missing()
+    if missing:
+        pytest.fail("; ".join(missing), pytrace=False)
     try:
+        made.run("kubectl", "create", "namespace", made.namespace)
         strict = "pod-security.kubernetes.io/enforce=restricted"
         made.run("kubectl", "label", "namespace", made.namespace, strict)
         yield made
     finally:
-        for node in made.cordoned:
-            made.run("kubectl", "uncordon", node, check=False)
-        made.run("kubectl", "delete", "namespace", made.namespace, "--wait=false", check=False)
-        for part in ("controller", "weaver"):
-            name = f"torchloom-{made.namespace}-{part}"
-            kinds = "clusterrole,clusterrolebinding"
-            made.run("kubectl", "delete", kinds, name, "--ignore-not-found", check=False)
+        made.clean()
 
 
 def test_install_train_lose_a_pod_drain_upgrade_uninstall(cluster: Cluster) -> None:
@@ -218,8 +312,8 @@ def test_install_train_lose_a_pod_drain_upgrade_uninstall(cluster: Cluster) -> N
         "deployment/torchloom-controller",
         "statefulset/torchloom-nats",
     ):
-        cluster.kubectl("rollout", "status", name, f"--timeout={PATIENCE_S:.0f}s")
-    assert cluster.nodes() == []
+        cluster.kubectl("rollout", "status", name, "--timeout=30s")  # helm has waited for it
+    cluster.wait(lambda: cluster.ask("nodes") == [], "the control service answers and knows no node")
 
     # -- a job of two pods ------------------------------------------------------------------------------
     for one in (claim(cluster), training(cluster)):
@@ -232,7 +326,7 @@ def test_install_train_lose_a_pod_drain_upgrade_uninstall(cluster: Cluster) -> N
 
     # -- a pod is killed without notice -----------------------------------------------------------------
     before = cluster.job()
-    cluster.kubectl("delete", "pod", first[1], "--grace-period=0", "--force")
+    cluster.kubectl("delete", "pod", first[1], "--grace-period=0", "--force", "--wait=false")
     on = cluster.wait(
         lambda: (now := cluster.trains_on(before["step"])) and first[1] not in now and now,
         "it resumes elsewhere",
@@ -258,12 +352,10 @@ def test_install_train_lose_a_pod_drain_upgrade_uninstall(cluster: Cluster) -> N
     }
     path = f"/api/v1/namespaces/{cluster.namespace}/pods/{on[0]}/eviction"
     cluster.run("kubectl", "create", "--raw", path, "-f", "-", given=json.dumps(eviction))
-    saved = cluster.wait(
-        lambda: [o for o in json.loads(cluster.loom("operations", "train", "--json", check=False) or "[]")
-                 if "is leaving" in o["why"]],
+    cluster.wait(
+        lambda: any(f"{on[0]} is leaving" in o["why"] for o in cluster.ask("operations", "train") or ()),
         "it is saved because its pod leaves",
-    )  # fmt: skip
-    assert saved
+    )
     cluster.run("kubectl", "uncordon", host)
     cluster.cordoned.remove(host)
     on = cluster.wait(
@@ -279,21 +371,28 @@ def test_install_train_lose_a_pod_drain_upgrade_uninstall(cluster: Cluster) -> N
 
     # -- agents as a DaemonSet ----------------------------------------------------------------------------
     cluster.install("--set", "weaver.keepHistory=30000,daemonset.enabled=true,daemonset.slots=1")
-    agents = cluster.get("daemonset", "torchloom-agent")["status"]["desiredNumberScheduled"]
-    assert agents >= 1
-    cluster.wait(
-        lambda: (
-            sum("torchloom-agent" in n["id"] and n["state"] == "ready" for n in cluster.nodes()) == agents
-        ),
-        "every node of Kubernetes has an agent",
-    )
+
+    def all_joined() -> bool:
+        wanted = cluster.get("daemonset", "torchloom-agent")["status"].get("desiredNumberScheduled", 0)
+        joined = [n for n in cluster.nodes() if "torchloom-agent" in n["id"] and n["state"] == "ready"]
+        return 0 < wanted == len(joined)
+
+    cluster.wait(all_joined, "every node of Kubernetes that takes pods has an agent")
 
     # -- the end ----------------------------------------------------------------------------------------
     cluster.loom("stop", "train")
+    cluster.wait(lambda: cluster.job()["ended"], "the job has ended")
     cluster.wait(
-        lambda: all(p["status"]["phase"] in ("Failed", "Succeeded") for p in cluster.pods()), "pods end"
+        lambda: (
+            cluster.get("job", "train")["status"].get("succeeded") == 2
+            and all(p["status"]["phase"] in ("Failed", "Succeeded") for p in cluster.pods())
+        ),
+        "its pods have ended well",
     )
-    cluster.run(cluster.helm, "uninstall", "torchloom", "--namespace", cluster.namespace, "--wait")
+    cluster.run(
+        *(cluster.helm, "uninstall", "torchloom", "--namespace", cluster.namespace, "--wait"),
+        limit_s=PATIENCE_S,
+    )
     left = cluster.get(
         "deployments,statefulsets,daemonsets,services,secrets,configmaps,serviceaccounts,"
         "networkpolicies,poddisruptionbudgets,roles,rolebindings"
