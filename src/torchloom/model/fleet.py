@@ -318,7 +318,7 @@ class Node(Struct, kw_only=True):
     """Hosts that wanted its name and did not get it, and since when; kept by core.nodes.joining."""
 
     ends: str = ""
-    """Why its host is being taken away: nobody can open it again until another agent joins under this name."""
+    """Why its host is being taken away: nobody can open it until another agent joins under this name."""
 
     @property
     def closed(self) -> bool:

@@ -86,8 +86,10 @@ class Weaver:
         issuer: Issuer | None = None,
         reviewer: PodReviewer | None = None,
         server: str = "",
+        patient: bool = False,
     ) -> None:
-        self._patient = issuer is not None
+        """`patient`: the bus is a cluster of others, which may need a while until it stores anything."""
+        self._patient = patient or issuer is not None
         self.name = name or f"weaver-{uuid.uuid4().hex[:8]}"
         self._bus = bus
         self._stream = Publisher(bus, self.name)

@@ -103,7 +103,7 @@ def connect_within_s() -> float:
         seconds = 0.0
     if not 0.0 < seconds <= MOST_WAIT_S:
         raise UsageError(
-            f"LOOM_NATS_WAIT_S is a number of seconds, more than 0 and at most {MOST_WAIT_S:g}, not {named!r}."
+            f"LOOM_NATS_WAIT_S is a number of seconds, above 0 and at most {MOST_WAIT_S:g}, not {named!r}."
         )
     return seconds
 
@@ -202,6 +202,7 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
             issuer=None if signing is None else ClusterIssuer(signing),
             reviewer=PodReview.of(os.environ),
             server="" if cluster is None else cluster.this,
+            patient=options.copies > 1,
         )
         api = asyncio.create_task(
             serve_api(
