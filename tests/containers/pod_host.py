@@ -21,7 +21,7 @@ from typing import Any
 from docker_host import ROOT, DockerHost
 
 sys.path.append(str(ROOT / "tests/kubernetes"))
-import test_real_cluster as story
+import cluster_story as story
 from kube_api_server import ACCOUNT_TOKEN
 from manifests import Object, pod_templates, render
 
@@ -52,6 +52,9 @@ class PodHost(story.Cluster):
         self.unschedulable = self.job_ended = False
         self.claims = root / "claims"
         self.installed = 0
+        self._subnet = f"10.{secrets.randbelow(256)}.{secrets.randbelow(256)}"
+        self._addresses = 9
+        """The last one given to a pod; Docker itself takes some of the first."""
 
     # -- what the kubelet does --------------------------------------------------------------------------
     def start_pod(self, name: str, template: Object, aliases: tuple[str, ...] = (), **env: str) -> None:
@@ -85,7 +88,9 @@ class PodHost(story.Cluster):
         env: dict[str, str],
         wait: bool,
     ) -> None:
-        given = {"POD_NAME": pod, **env}
+        self._addresses += 1
+        address = f"{self._subnet}.{self._addresses}"
+        given = {"POD_NAME": pod, "POD_IP": address, **env}
         for one in container.get("env", []):
             source = one.get("valueFrom", {})
             if "secretKeyRef" in source:
@@ -103,12 +108,15 @@ class PodHost(story.Cluster):
             given |= {"LOOM_KUBERNETES_URL": "http://api:6443", "LOOM_KUBERNETES_ACCOUNT": "/account"}
         words = [*container["command"], *container.get("args", [])]
         words = [re.sub(r"\$\((\w+)\)", lambda m: given[m[1]], word) for word in words]
-        if any("POD_IP" in word for word in words) or container["command"] == ["loom", "pod"]:
-            # Docker chooses the address when the container starts.
-            words = ["sh", "-c", 'export POD_IP=$(hostname -i | cut -d" " -f1); exec "$@"', "sh", *words]
         security = ["--read-only", "--user", f"{GROUP}:{GROUP}", "--cap-drop", "ALL"]
         security += ["--security-opt", "no-new-privileges", "--group-add", str(GROUP)]
-        network = ["--network", self.network, *(f"--network-alias={alias}" for alias in aliases)]
+        network = [
+            "--network",
+            self.network,
+            "--ip",
+            address,
+            *(f"--network-alias={alias}" for alias in aliases),
+        ]
         limit = container.get("resources", {}).get("limits", {}).get("memory", "")
         memory = ["--memory", limit.replace("Mi", "m").replace("Gi", "g")] if limit else []
         self.docker.run(
@@ -195,7 +203,7 @@ class PodHost(story.Cluster):
         self.objects = [*kept, *(o for o in made if o["kind"] not in secret)] if kept else made
         self.installed += 1
         if first:
-            self.docker.run("docker", "network", "create", self.network)
+            self.docker.run("docker", "network", "create", f"--subnet={self._subnet}.0/24", self.network)
             self._say()
             code = ROOT / "tests/kubernetes"
             self.docker.run(

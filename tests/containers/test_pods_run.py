@@ -37,4 +37,4 @@ def pods() -> Iterator[PodHost]:
 
 
 def test_the_story_of_a_cluster_in_containers(pods: PodHost) -> None:
-    story.test_install_train_lose_a_pod_drain_upgrade_uninstall(pods)
+    story.play(pods)

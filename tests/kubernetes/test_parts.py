@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cluster_story as story
 import psutil
 import pytest
-import test_real_cluster as story
 from kube_api_server import PROGRESS, ApiServer
 from manifests import ROOT, Object, containers, pod_templates, render, trainer_status_errors
 
@@ -264,7 +264,7 @@ def test_a_job_runs_on_what_the_chart_starts_and_leaves_with_its_pod(parts: Part
 
 
 def _answers_as_the_story_of_a_cluster_reads_them(parts: Parts) -> None:
-    """test_real_cluster.py asks in a pod what is asked here."""
+    """cluster_story.py asks in a pod what is asked here."""
     cluster = story.Cluster()
     cluster.loom = lambda *args, check=True: parts.loom(*args).stdout  # type: ignore[method-assign]
     found = {node["id"]: (node["state"], node["drained"]) for node in cluster.nodes()}

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import cluster_story as story
 import pytest
-import test_real_cluster as story
 from manifests import VERSIONS, Object, pod_templates, render, schema_errors
 from semantics import restricted_errors, semantic_errors
 

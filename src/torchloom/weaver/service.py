@@ -88,10 +88,8 @@ class Weaver:
         server: str = "",
         patient: bool = False,
     ) -> None:
-        """`patient`: the bus is a cluster of others, which may need a while until it stores anything."""
-        self._patient = patient or issuer is not None
-        self.name = name or f"weaver-{uuid.uuid4().hex[:8]}"
-        self._bus = bus
+        self._patient = patient or issuer is not None  # with a bus that is a cluster, see leading.provision
+        self._bus, self.name = bus, name or f"weaver-{uuid.uuid4().hex[:8]}"
         self._stream = Publisher(bus, self.name)
         self._live = LiveView()
         self._clock = StreamClock()
