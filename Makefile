@@ -31,7 +31,7 @@ test-long: setup ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m long
 
 test-kubernetes: setup ## the chart on a real cluster: KUBECONFIG and LOOM_IMAGE name it and an image
-	$(BIN)/python -m pytest -q -rs -m long tests/kubernetes/test_real_cluster.py
+	$(BIN)/python -m pytest -q -rs -s -m long tests/kubernetes/test_real_cluster.py
 
 test-pythons:    ## what needs no torch, on every other Python that is here (3.12, 3.13, 3.14)
 	bash scripts/test_pythons.sh

@@ -22,13 +22,13 @@ PROGRESS = "/trainer/status"
 class ApiServer:
     """Knows tokens of pods: token → (namespace, pod)."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self.tokens: dict[str, tuple[str, str]] = {}
         self.calls: list[Call] = []
         self.progress: list[tuple[str, dict[str, Any]]] = []
         """What pods reported to Kubeflow Trainer: authorization and body."""
         self.listed: dict[str, list[dict[str, Any]]] = {"pods": [], "nodes": []}
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._http = ThreadingHTTPServer((host, port), self._handler())
         self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
         self._folder = tempfile.TemporaryDirectory(prefix="loom-account-")
 

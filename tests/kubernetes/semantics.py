@@ -192,3 +192,37 @@ def allowed_calls(objects: list[Object], account: str) -> set[tuple[str, str, st
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
+
+
+ALLOWED_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"}
+ALLOWED_VOLUMES |= {"persistentVolumeClaim", "projected", "secret"}
+
+
+def restricted_errors(objects: list[Object]) -> list[str]:
+    """What the restricted Pod Security Standard refuses, where Kubernetes enforces it."""
+    found = []
+    for one in objects:
+        for template in pod_templates(one):
+            where = f"{one['kind']} {one['metadata']['name']}"
+            spec = template["spec"]
+            found += [f"{where}: {key}" for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+            for volume in spec.get("volumes", []):
+                kinds = volume.keys() - {"name"} - ALLOWED_VOLUMES
+                found += [f"{where}: a volume of {kind}" for kind in sorted(kinds)]
+            for container in containers(template):
+                name = f"{where}: {container['name']}"
+                security = spec.get("securityContext", {}) | container.get("securityContext", {})
+                if not security.get("runAsNonRoot") or security.get("runAsUser") == 0:
+                    found.append(f"{name} runs as root")
+                if security.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+                    found.append(f"{name} has no seccomp profile")
+                if security.get("allowPrivilegeEscalation") is not False or security.get("privileged"):
+                    found.append(f"{name} may gain rights")
+                if security.get("capabilities", {}).get("drop") != ["ALL"]:
+                    found.append(f"{name} keeps capabilities")
+                if any("hostPort" in port for port in container.get("ports", [])):
+                    found.append(f"{name} has a port of the host")
+                probes = [container.get(f"{kind}Probe", {}) for kind in ("startup", "readiness", "liveness")]
+                if any("host" in probe.get("httpGet", {}) for probe in probes):
+                    found.append(f"{name} has a probe of another host")
+    return found

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cluster_story as story
 import psutil
 import pytest
 from kube_api_server import PROGRESS, ApiServer
@@ -245,9 +246,10 @@ def test_a_job_runs_on_what_the_chart_starts_and_leaves_with_its_pod(parts: Part
     parts.until(lambda: "pod-agent" in parts.loom("nodes").stdout, "the agent's node has joined")
     script = parts.root / "train.py"
     script.write_text("import os, time\nprint('rank', os.environ['RANK'], flush=True)\ntime.sleep(3600)\n")
-    done = parts.loom("submit", "--name", "j", "--spawn", "cold", "--nproc-per-node", "2", str(script))
+    done = parts.loom("submit", "--name", "train", "--spawn", "cold", "--nproc-per-node", "2", str(script))
     assert done.returncode == 0, done.stderr + parts.logs()
-    parts.until(lambda: "rank 1" in parts.loom("logs", "j").stdout, "both ranks print")
+    parts.until(lambda: "rank 1" in parts.loom("logs", "train").stdout, "both ranks print")
+    _answers_as_the_story_of_a_cluster_reads_them(parts)
     assert (Path(parts.local("agent", "/var/lib/torchloom/home")) / "alive").exists(), (
         "what the probe looks for"
     )
@@ -259,6 +261,19 @@ def test_a_job_runs_on_what_the_chart_starts_and_leaves_with_its_pod(parts: Part
     assert time.monotonic() - began < 300, "within the grace period"
     parts.until(lambda: "left" in parts.loom("nodes").stdout, "the node has left")
     parts.until(lambda: "waiting" in parts.loom("ps").stdout.lower(), "the job waits for another pod")
+
+
+def _answers_as_the_story_of_a_cluster_reads_them(parts: Parts) -> None:
+    """cluster_story.py asks in a pod what is asked here."""
+    cluster = story.Cluster()
+    cluster.loom = lambda *args, check=True: parts.loom(*args).stdout  # type: ignore[method-assign]
+    found = {node["id"]: (node["state"], node["drained"]) for node in cluster.nodes()}
+    assert found["pod-agent"] == ("ready", "")
+    read = {"state", "workers", "step", "checkpoint_step", "generation", "restarts", "ended"}
+    job = cluster._job()
+    assert read <= job.keys() and {worker["node"] for worker in job["workers"]} == {"pod-agent"}
+    assert cluster.ask("operations", "train") == []
+    assert cluster.ask("status", "nobody") is None, "an error is nothing that could be read"
 
 
 def test_a_pod_that_is_gone_loses_its_credential(parts: Parts) -> None:

@@ -37,6 +37,10 @@ _PLAIN_ERRORS = (
     errno.ENOTDIR,
     errno.ENOENT,
     errno.EPERM,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
 )
 _BEFORE_THE_VERB = ("--context", "--home")
 

@@ -172,7 +172,7 @@ def facets(fleet: Fleet, name: str) -> Facets:
         found[f"operation {operation.id}"] = f"{operation.kind}: {operation.state}"
     for node in dict.fromkeys(worker.node for worker in job.workers):
         if (known := fleet.nodes.get(node)) is not None:
-            found[f"node {node}"] = f"{known.state}, drained" if known.drained else str(known.state)
+            found[f"node {node}"] = f"{known.state}, drained" if known.closed else str(known.state)
     return found
 
 

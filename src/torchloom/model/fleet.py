@@ -317,10 +317,18 @@ class Node(Struct, kw_only=True):
     claims: dict[str, int] = field(default_factory=dict)
     """Hosts that wanted its name and did not get it, and since when; kept by core.nodes.joining."""
 
+    ends: str = ""
+    """Why its host is being taken away: nobody can open it until another agent joins under this name."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no new worker, although it may be reachable."""
+        return self.drained is not None or bool(self.ends)
+
     @property
     def usable(self) -> bool:
         """Whether workers may be placed here."""
-        return self.state is NodeState.READY and self.drained is None
+        return self.state is NodeState.READY and not self.closed
 
     def limit(self, without: str = "") -> int:
         """How many workers its devices in use may hold; `without` is one that shall not count either."""

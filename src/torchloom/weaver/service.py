@@ -86,10 +86,10 @@ class Weaver:
         issuer: Issuer | None = None,
         reviewer: PodReviewer | None = None,
         server: str = "",
+        patient: bool = False,
     ) -> None:
-        self._patient = issuer is not None
-        self.name = name or f"weaver-{uuid.uuid4().hex[:8]}"
-        self._bus = bus
+        self._patient = patient or issuer is not None  # with a bus that is a cluster, see leading.provision
+        self._bus, self.name = bus, name or f"weaver-{uuid.uuid4().hex[:8]}"
         self._stream = Publisher(bus, self.name)
         self._live = LiveView()
         self._clock = StreamClock()

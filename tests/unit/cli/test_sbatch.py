@@ -111,3 +111,31 @@ def test_what_makes_no_sense_is_refused(argv: tuple[str, ...]) -> None:
 )
 def test_the_states_of_slurm(line: str, level: str, why: str) -> None:
     assert judge_state(line) == (level, why)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--partition", "a\ntouch owned"),
+        ("--output=a\nb",),
+        ("--sbatch", "constraint=a\rb"),
+        ("--save-within", "10"),
+        ("--save-within", "70000"),
+    ],
+)
+def test_what_slurm_cannot_be_asked_for_is_not_printed(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError):
+        sbatch.main([*words, "train.py"])
+    assert not capsys.readouterr().out
+
+
+def test_a_directory_of_two_lines_adds_nothing_to_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / "a\ntouch owned"
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    with pytest.raises(UsageError, match="more than one line"):
+        sbatch.main(["train.py"])

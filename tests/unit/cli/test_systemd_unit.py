@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from torchloom.cli.main import run
 from torchloom.cli.service.systemd import unit
+from torchloom.errors import UsageError
 
 ODD = 'a "home" of 100 % $HOME \\ here'
 
@@ -35,3 +37,23 @@ def test_systemd_finds_nothing_wrong_with_it(tmp_path: Path) -> None:
     found.write_text(found.read_text().replace("KillMode=process", "KillMode=some"))
     again = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert "torchloom.service" in again.stderr, "it would say so"
+
+
+@pytest.mark.parametrize("odd", ["/home/a\nExecStart=/bin/sh", "/home/a\rb", "/home/\x1b[31m"])
+def test_what_would_be_more_than_one_line_is_refused(odd: str) -> None:
+    for home, flags in ((odd, {}), ("/home/a", {"nats": odd})):
+        with pytest.raises(UsageError, match="more than one line"):
+            unit(Path(home), flags)
+
+
+def test_a_password_does_not_get_into_a_unit() -> None:
+    with pytest.raises(UsageError, match="no place for a password") as refused:
+        unit(Path("/home/a"), {"nats": "nats://me:secret@bus:4222"})
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("flag", ["--port=99999", "--copies=2", "--keep-history=1"])
+def test_what_would_not_start_is_not_printed(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["up", "--systemd", flag]) == 2
+    said = capsys.readouterr()
+    assert not said.out and said.err.startswith("loom: ") and said.err.count("\n") == 1

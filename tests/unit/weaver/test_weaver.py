@@ -32,6 +32,38 @@ from torchloom.weaver.service import Weaver
 from torchloom.wire import codec
 
 
+class SlowBus(MemoryBus):
+    """A cluster of NATS servers that has just been started."""
+
+    unready = 2
+
+    async def provision(self) -> None:
+        if self.unready:
+            self.unready -= 1
+            raise TimedOut("no answer on STREAM.INFO within 5 s")
+        await super().provision()
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_weaver_waits_for_a_cluster_that_stores_nothing_yet(
+    patient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leading, "PROVISION_AGAIN_S", 0.0)
+
+    async def scenario() -> None:
+        weaver, stop = Weaver(SlowBus(MemoryHub()), "w1", patient=patient), asyncio.Event()
+        task = asyncio.create_task(weaver.run(stop))
+        if patient:
+            await until(weaver, lambda: weaver.active, "leads")
+            stop.set()
+            await task
+        else:
+            with pytest.raises(TimedOut):
+                await task
+
+    asyncio.run(scenario())
+
+
 def test_a_job_runs_fails_restarts_and_completes() -> None:
     async def scenario() -> None:
         hub = MemoryHub()

@@ -343,11 +343,11 @@ def node_view(fleet: Fleet, node: Node, seen_s: float | None, dropped: int = 0) 
         address=node.inventory.address,
         max_workers=node.inventory.max_workers,
         workers=node.taken,
-        drained=node.drained.describe() if node.drained is not None else "",
+        drained=node.drained.describe() if node.drained is not None else node.ends,
         leaving=[
             LeavingView(job=name, note=job.leaving.note, stays=job.leaving.stays)
             for name in fleet.leaving
-            if (job := fleet.jobs[name]).leaving is not None and node.drained and name in node.jobs
+            if (job := fleet.jobs[name]).leaving is not None and node.closed and name in node.jobs
         ],
         spare=dict(node.spare),
         devices=[device_view(device) for device in node.inventory.devices],

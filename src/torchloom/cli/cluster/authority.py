@@ -15,7 +15,7 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchloom.errors import Conflict, NotFound, UsageError
+from torchloom.errors import Conflict, HomeUnusable, NotFound, UsageError
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -25,6 +25,8 @@ CA_DAYS, HOST_DAYS = 3650, 397
 """Browsers refuse certificates of servers that are valid for longer than 398 days."""
 BACKDATED = datetime.timedelta(days=1)
 """Clocks of hosts differ, by hours where one has the wrong time zone, and a new host must not be refused."""
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
+_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
 
 
@@ -58,6 +60,34 @@ class Authority:
                 f"there is no certificate authority in {self.directory}", hint="make one with `loom ca make`"
             ) from None
 
+    def newest(self) -> x509.Certificate:
+        """The one that signs."""
+        from cryptography import x509
+
+        known = pieces(self.bundle())
+        try:
+            return x509.load_pem_x509_certificate(known[0].encode())
+        except (IndexError, ValueError):
+            raise HomeUnusable(
+                f"{self.bundle_file} holds no certificate that can be read", hint="restore it from a copy"
+            ) from None
+
+    def _signer(self) -> tuple[x509.Certificate, Any]:
+        """The newest authority and its key."""
+        from cryptography.hazmat.primitives import serialization
+
+        issuer = self.newest()
+        try:
+            key: Any = serialization.load_pem_private_key(self.key_file.read_bytes(), password=None)
+        except (ValueError, TypeError):
+            raise HomeUnusable(f"{self.key_file} is not a key", hint="restore it from a copy") from None
+        if key.public_key() != issuer.public_key():
+            raise HomeUnusable(
+                f"{self.key_file} is not the key of the first certificate in {self.bundle_file}",
+                hint="restore both from a copy",
+            )
+        return issuer, key
+
     def make(self, name: str, days: int = CA_DAYS) -> None:
         """The first one."""
         if self.key_file.exists():
@@ -69,21 +99,21 @@ class Authority:
 
     def rotate(self, name: str, days: int = CA_DAYS) -> None:
         """Make a new one that signs from now on. Older ones are still trusted."""
+        self.newest()
         self._add(name, days, pieces(self.bundle()))
 
     def retire(self) -> int:
         """Stop trusting all but the newest; how many were dropped."""
+        self.newest()
         known = pieces(self.bundle())
         _write(self.bundle_file, known[0], 0o644)
         return len(known) - 1
 
     def signed(self, pem_file: Path) -> bool:
         """Whether the newest authority signed the first certificate of a file."""
-        from cryptography import x509
         from cryptography.exceptions import InvalidSignature
 
-        newest = x509.load_pem_x509_certificate(pieces(self.bundle())[0].encode())
-        found = x509.load_pem_x509_certificate(pieces(pem_file.read_text())[0].encode())
+        newest, found = self.newest(), _first(pem_file)
         try:
             found.verify_directly_issued_by(newest)
         except (InvalidSignature, ValueError, TypeError):
@@ -96,10 +126,8 @@ class Authority:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.x509.oid import ExtendedKeyUsageOID
 
-        if not names:
-            raise UsageError("a certificate needs a name or an address")
-        issuer = x509.load_pem_x509_certificate(pieces(self.bundle())[0].encode())
-        signer: Any = serialization.load_pem_private_key(self.key_file.read_bytes(), password=None)
+        check_names(names)
+        issuer, signer = self._signer()
         key = _new_key()
         now = datetime.datetime.now(datetime.UTC)
         made = (
@@ -162,9 +190,44 @@ def write_issued(directory: Path, certificate: str, key: str) -> None:
 
 def ends_at(pem_file: Path) -> datetime.datetime:
     """When the first certificate of a file ends."""
+    return _first(pem_file).not_valid_after_utc
+
+
+def _first(pem_file: Path) -> x509.Certificate:
     from cryptography import x509
 
-    return x509.load_pem_x509_certificate(pieces(pem_file.read_text())[0].encode()).not_valid_after_utc
+    try:
+        return x509.load_pem_x509_certificate(pieces(pem_file.read_text())[0].encode())
+    except (IndexError, ValueError):
+        raise HomeUnusable(
+            f"{pem_file} holds no certificate that can be read", hint="`loom ca renew` makes a new one"
+        ) from None
+
+
+def check_names(names: list[str]) -> None:
+    """Raises UsageError if a certificate cannot be for one of these names and addresses."""
+    if not names:
+        raise UsageError("a certificate needs a name or an address")
+    for name in names:
+        if not _is_address(name) and not (_NAME.fullmatch(name) and len(name) <= 253):
+            raise UsageError(
+                f"{name[:64]!r} is neither an address nor the name of a host",
+                hint="names have letters, digits, hyphens and dots; *. may come first",
+            )
+
+
+def check_days(days: float) -> None:
+    """Raises UsageError if a certificate cannot be valid for so long."""
+    if not 1 <= days <= CA_DAYS:
+        raise UsageError(f"--days is a number from 1 to {CA_DAYS}, not {days:g}")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def check_available() -> None:
@@ -202,10 +265,7 @@ def _builder(
 def _alternative(name: str) -> x509.GeneralName:
     from cryptography import x509
 
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
+    return x509.IPAddress(ipaddress.ip_address(name)) if _is_address(name) else x509.DNSName(name)
 
 
 def _new_key() -> ec.EllipticCurvePrivateKey:

@@ -38,15 +38,19 @@ def issue(
     days: DaysOption = 397,
 ) -> None:
     """Make a certificate and its key for a host, in DIR/<first name>."""
-    from torchloom.cli.cluster.authority import Authority, check_available, write_issued
-    from torchloom.errors import UsageError
+    from torchloom.cli.cluster.authority import Authority, check_available, check_days, write_issued
+    from torchloom.errors import Conflict, UsageError
 
     check_available()
-    if "/" in names[0] or names[0].startswith(".") or names[0] == "ca":
-        raise UsageError(f"{names[0]!r} cannot be a host's name")
+    check_days(days)
+    if names[0] == "ca":
+        raise UsageError("'ca' cannot be a host's name: the authority is there")
     own = directory / names[0]
+    made = Authority(directory / "ca").issue(names, days)
+    if (own / "cluster.json").exists():
+        raise Conflict(f"{own} is that of a control host", hint=f"use `loom ca renew {directory}`")
     own.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_issued(own, *Authority(directory / "ca").issue(names, days))
+    write_issued(own, *made)
     print(f"{own / 'host.pem'} and {own / 'host.key'} are for {', '.join(names)}")
 
 
@@ -56,9 +60,10 @@ def renew(directory: DirectoryArgument, days: DaysOption = 397) -> None:
     Running servers and services use them for new connections a few seconds after the files were replaced;
     connections that exist are not touched.
     """
-    from torchloom.cli.cluster.authority import check_available
+    from torchloom.cli.cluster.authority import check_available, check_days
 
     check_available()
+    check_days(days)
     _renew(directory, days)
     _print_copies(directory)
 
@@ -117,6 +122,7 @@ def show(directory: DirectoryArgument) -> None:
 
     check_available()
     signer = Authority(directory / "ca")
+    signer.newest()
     for place, one in enumerate(pieces(signer.bundle())):
         print(f"authority  {fingerprint(one)[:16]}  {'signs' if place == 0 else 'is still trusted'}")
     for own in _hosts(directory):
@@ -128,13 +134,22 @@ def _renew(directory: Path, days: float) -> None:
 
     from torchloom.cli.cluster.authority import Authority, write_issued
     from torchloom.cli.cluster.host_files import ClusterHost
+    from torchloom.errors import NotFound
 
     signer = Authority(directory / "ca")
+    signer.newest()
+    made = {}
     for own in _hosts(directory):
         cluster = ClusterHost.read_directory(own)
         assert cluster is not None
+        made[own] = signer.issue(cluster.host.names, days)
+    if not made:
+        raise NotFound(
+            f"{directory} holds no control hosts", hint="`loom ca issue` makes a certificate for another host"
+        )
+    for own, issued in made.items():  # all of them, or none
         shutil.copyfile(signer.bundle_file, own / "ca.pem")
-        write_issued(own, *signer.issue(cluster.host.names, days))
+        write_issued(own, *issued)
 
 
 def _hosts(directory: Path) -> list[Path]:

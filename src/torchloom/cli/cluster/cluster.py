@@ -37,14 +37,11 @@ def init(
     Each control host runs a NATS server and a weaver, of which one leads. Keep the directory: it holds the
     certificate authority, and whoever has it controls the cluster.
     """
-    import secrets
+    import shlex
     import shutil
-    import time
 
-    from torchloom.bus.cluster_accounts import ClusterKeys
     from torchloom.cli.cluster import authority
-    from torchloom.cli.cluster.authority import Authority, write_issued
-    from torchloom.cli.cluster.host_files import ClusterHost, bracketed
+    from torchloom.cli.cluster.host_files import bracketed
     from torchloom.errors import Conflict
 
     authority.check_available()
@@ -52,6 +49,37 @@ def init(
     _check(hosts)
     if directory.exists() and any(directory.iterdir()):
         raise Conflict(f"{directory} is not empty", hint="choose a new directory")
+    made = not directory.exists()
+    try:
+        _write(directory, hosts, control_only)
+    except BaseException:  # Ctrl-C and a full disk leave nothing, too
+        for name in ("ca", *(one.name for one in hosts)):
+            shutil.rmtree(directory / name, ignore_errors=True)
+        if made and directory.exists():
+            directory.rmdir()
+        raise
+    print("Copy to each control host what it needs (LOOM_HOME is ~/.torchloom unless you set it):")
+    for one in hosts:
+        where = shlex.quote(str(directory / one.name))
+        print(f"  ssh {one.address} mkdir -p -m 700 .torchloom")
+        print(f"  scp -r {where} {bracketed(one.address)}:.torchloom/cluster")
+    print("Start each of them; the first answers when most of them are up:")
+    for one in hosts:
+        print(f"  ssh {one.address} loom up")
+    print("On one of them, print the command that makes another host a node:")
+    print("  loom node token")
+    print(f"Keep {directory / 'ca'} in a safe place, and nowhere else: `loom ca renew {directory}` needs it.")
+
+
+def _write(directory: Path, hosts: tuple[ControlHost, ...], control_only: bool) -> None:
+    import secrets
+    import shutil
+    import time
+
+    from torchloom.bus.cluster_accounts import ClusterKeys
+    from torchloom.cli.cluster.authority import Authority, write_issued
+    from torchloom.cli.cluster.host_files import ClusterHost
+
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     directory.chmod(0o700)
     signer = Authority(directory / "ca")
@@ -65,15 +93,6 @@ def init(
         shutil.copyfile(signer.bundle_file, own / "ca.pem")
         (own / "token").touch(mode=0o600)
         (own / "token").write_text(token + "\n")
-    print("Copy to each control host what it needs (LOOM_HOME is ~/.torchloom unless you set it):")
-    for one in hosts:
-        print(f"  scp -r {directory / one.name} {bracketed(one.address)}:.torchloom/cluster")
-    print("Start each of them; the first answers when most of them are up:")
-    for one in hosts:
-        print(f"  ssh {one.address} loom up")
-    print("On one of them, print the command that makes another host a node:")
-    print("  loom node token")
-    print(f"Keep {directory / 'ca'} in a safe place, and nowhere else: `loom ca renew {directory}` needs it.")
 
 
 def _host(text: str, nats_port: int, route_port: int, api_port: int) -> ControlHost:

@@ -58,6 +58,7 @@ def command(
     The host makes its key itself; the control service signs what the key may do, which is to report for this
     node and to read its commands. `loom node revoke` takes that back.
     """
+    from torchloom.cli.cluster.hidden_argument import hide_argument
     from torchloom.cli.cluster.node_files import JoinedNode
     from torchloom.cli.service import parts, stack
     from torchloom.errors import Conflict, UsageError
@@ -71,7 +72,7 @@ def command(
     if (home.cluster_dir / "cluster.json").exists():
         raise Conflict(f"{home.root} is a control host of a cluster", hint="use `loom up`")
     if token:
-        home.prepare()
+        hide_argument(token)
         joined = _join(home, address, token, node, own, interface)
     elif joined is None:
         raise UsageError("a token is needed to join", hint="`loom node token` on a control host prints one")
@@ -93,10 +94,12 @@ def _join(home: Home, address: str, token: str, node: str, own: str, interface: 
     from torchloom.errors import UsageError
 
     if not address:
-        raise UsageError("which cluster?", hint="loom join ADDRESS --token …")
+        raise UsageError("the address of a control host is missing", hint="loom join ADDRESS --token …")
     url = fetching.address_of(address)
     name, seed = check_node(node or node_name()), new_seed()
+    _check_own(own, interface)
     authority = fetching.pinned_authority(url, token)
+    home.prepare()  # before the token is used up
     answer = fetching.ask_to_join(url, token, name, public_key(seed), authority)
     made = JoinedNode(
         name,
@@ -109,3 +112,24 @@ def _join(home: Home, address: str, token: str, node: str, own: str, interface: 
     )
     made.write(home, answer["ca"])
     return made
+
+
+def _check_own(address: str, interface: str) -> None:
+    """Whether others can reach this host there, as far as it can be seen from here."""
+    import ipaddress
+    import socket
+
+    from torchloom.errors import UsageError
+
+    try:
+        found = ipaddress.ip_address(address or "::1")
+    except ValueError:
+        raise UsageError(f"--address is an IP address of this host, not {address[:64]!r}") from None
+    if found.is_unspecified or found.is_multicast:
+        raise UsageError(f"nobody can reach this host at {address}", hint="name one of its addresses")
+    known = [name for _, name in socket.if_nameindex()]
+    for one in filter(None, interface.split(",")):
+        if one not in known:
+            raise UsageError(
+                f"this host has no interface {one[:64]!r}", hint=f"it has {', '.join(sorted(known))}"
+            )

@@ -16,6 +16,7 @@ from torchloom.model.ids import check_token, token_from
 
 EXAMPLE = "loom sbatch --nnodes 4 --nproc-per-node 8 --time 12:00:00 --gpus-per-node 8 train.py --lr 0.1"
 SAVE_S = 120
+MOST_SAVE_S = 65535
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,8 +45,10 @@ def main(argv: Sequence[str]) -> int:
     ):
         if given:
             raise UsageError(f"{flag} has no meaning in a batch script.")
-    if asked.save_within < 30:
-        raise UsageError("--save-within is at least 30 s: ranks need time to save.")
+    if not 30 <= asked.save_within <= MOST_SAVE_S:
+        raise UsageError(
+            f"--save-within is from 30 s, because ranks need time to save, to Slurm's {MOST_SAVE_S} s."
+        )
     if not os.environ.get("CHECKPOINT_DIR"):
         print(
             "loom: CHECKPOINT_DIR is not set: a job that Slurm requeues would start over. Set it to a "

@@ -11,6 +11,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torchloom.errors import UsageError
+
 MARGIN_S = 15
 """Between the end of waiting for a save and the time limit."""
 
@@ -48,6 +50,9 @@ def script(batch: Batch) -> str:
         *(["--no-kill"] if batch.survives else []),
         *batch.directives,
     ]
+    for one in directives:
+        if not one.isprintable():
+            raise UsageError(f"{one!r} cannot be asked of Slurm: it would be more than one line")
     no_kill = "--no-kill " if batch.survives else ""
     return f"""#!/bin/bash
 {chr(10).join(f"#SBATCH {one}" for one in directives)}

@@ -20,10 +20,14 @@ SECRET = frozenset(
 )
 
 
-def open_port(port: int, any_port: bool, host: str = HOST) -> socket.socket:
-    """Listen on the weaver's behalf, so that clients find an open port even while the weaver restarts."""
+def check_port(port: int) -> None:
     if not 0 <= port < 65536:
         raise UsageError(f"{port} is not a port: use 1 to 65535, or 0 for any free one.")
+
+
+def open_port(port: int, any_port: bool, host: str = HOST) -> socket.socket:
+    """Listen on the weaver's behalf, so that clients find an open port even while the weaver restarts."""
+    check_port(port)
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -6,11 +6,22 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from torchloom.errors import UsageError
+
 
 def unit(home: Path, flags: Mapping[str, object]) -> str:
     """A user's unit; what of `flags` is None was not given. Workers outlive a restart of the unit, as they do
     any death of the supervisor."""
     loom = Path(sys.executable).parent / "loom"
+    for text in (str(home), str(loom), *map(str, flags.values())):
+        if not text.isprintable():
+            raise UsageError(f"{text!r} cannot be part of a unit: it would be more than one line")
+    if "@" in str(flags.get("nats")):
+        raise UsageError(
+            "a unit is no place for a password, and the list of processes would show it",
+            hint="leave it out of --nats, and add an EnvironmentFile= with LOOM_NATS_USER and "
+            "LOOM_NATS_PASSWORD to the unit",
+        )
     words = ["up", "--foreground"]
     for flag, value in flags.items():
         words += [f"--{flag}", f'"{_escaped(str(value)).replace("$", "$$")}"'] if value is not None else []

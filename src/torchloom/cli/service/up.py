@@ -80,8 +80,13 @@ def command(
     began = time.monotonic()
     where = Home.default()
     if systemd:
+        from torchloom.cli.service.launch import check_port
         from torchloom.cli.service.systemd import unit
 
+        if port is not None:
+            check_port(port)
+        asked_copies(copies)
+        kept_history(keep_history)
         flags = {"port": port, "nats": nats or None, "copies": copies, "slots": slots}
         print(unit(where.root, flags | {"keep-history": keep_history}), end="")
         return

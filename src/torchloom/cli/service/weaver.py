@@ -17,6 +17,7 @@ from torchloom.errors import UsageError
 from torchloom.home import Home
 
 CONNECT_WITHIN_S = 10.0
+MOST_WAIT_S = 3600.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -93,6 +94,20 @@ def kept_history(asked: int | None) -> int:
     return number
 
 
+def connect_within_s() -> float:
+    """How long to wait for the bus at the start; where others start it, that may take minutes."""
+    named = os.environ.get("LOOM_NATS_WAIT_S", "")
+    try:
+        seconds = float(named or CONNECT_WITHIN_S)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds <= MOST_WAIT_S:
+        raise UsageError(
+            f"LOOM_NATS_WAIT_S is a number of seconds, above 0 and at most {MOST_WAIT_S:g}, not {named!r}."
+        )
+    return seconds
+
+
 def asked_copies(asked: int | None) -> int:
     """How many copies the bus keeps: as asked for, else as the environment says."""
     named = os.environ.get("LOOM_COPIES", "") or "1"
@@ -155,7 +170,7 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
         NatsBus.connect(
             bus_address(home, "weaver", node_name()),
             name=f"weaver {name}",
-            wait_s=CONNECT_WITHIN_S,
+            wait_s=connect_within_s(),
             copies=options.copies,
         )
     )
@@ -187,6 +202,7 @@ async def _serve(home: Home, options: argparse.Namespace) -> None:
             issuer=None if signing is None else ClusterIssuer(signing),
             reviewer=PodReview.of(os.environ),
             server="" if cluster is None else cluster.this,
+            patient=options.copies > 1,
         )
         api = asyncio.create_task(
             serve_api(

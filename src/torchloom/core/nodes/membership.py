@@ -56,6 +56,7 @@ def node_joined(turn: Turn, event: NodeJoined) -> None:
         taken=known.taken if known is not None else 0,
         stores=known.stores if known is not None else {},
         drained=_still_drained(known, event),
+        ends=known.ends if known is not None and known.session == event.session else "",
         barred=known.barred if known is not None else {},
         devices=known.devices if known is not None else {},
         spare=known.spare if known is not None else {},
@@ -226,7 +227,7 @@ def node_leaving(turn: Turn, event: NodeLeaving) -> None:
     why = event.why or "its host is being shut down"
     if node.drained is None:
         node.drained = Drain(by=node.id, why=why, until_join=True)
-    turn.seats_changed = True
+    node.ends, turn.seats_changed = why, True
     leave_host(turn, node, f"{node.id} is leaving: {why}")
 
 

@@ -33,6 +33,8 @@ AGAIN_S = 60.0
 
 def drain_jobs(turn: Turn, node: Node, event: NodeDrained) -> None:
     """Every job with a worker there has to leave or, if the drain was withdrawn, stays."""
+    if node.ends:
+        return  # they are on their way already, and cannot stay
     reason = f"{event.by} drains {node.id}" + (f": {event.why}" if event.why else "")
     for name in sorted(node.jobs):
         job = turn.fleet.jobs[name]
@@ -102,7 +104,7 @@ def _on_drained(fleet: Fleet, job: Job) -> bool:
 
 
 def _must_leave(node: Node, worker: Worker) -> bool:
-    return node.drained is not None or any(uses(worker, device) for device in node.barred)
+    return node.closed or any(uses(worker, device) for device in node.barred)
 
 
 def _advance(turn: Turn, job: Job, leaving: Leaving) -> None:

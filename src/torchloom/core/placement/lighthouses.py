@@ -81,11 +81,7 @@ def follow_lighthouses(turn: Turn) -> None:
         nodes, replicas = turn.fleet.nodes, _replicas(turn.fleet, name)
         if not replicas:
             _end(turn, name, place)
-        elif (
-            place.node
-            and nodes[place.node].drained is not None
-            and nodes[place.node].id not in _held(replicas)
-        ):
+        elif place.node and nodes[place.node].closed and nodes[place.node].id not in _held(replicas):
             _move(turn, name, place, f"{place.node}, where it was, is drained")
         for back in [one for one in place.former if nodes[one].state is NodeState.READY]:
             place.former.remove(back)

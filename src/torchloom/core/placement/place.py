@@ -140,7 +140,7 @@ def _why_not(fleet: Fleet, spec: JobSpec, fitting: int) -> str:
     ready = sum(1 for n in fleet.nodes.values() if n.state is NodeState.READY)
     if ready == 0:
         return "no node is connected; start an agent (`loom up` or `loom agent`)"
-    drained = [n.id for n in fleet.nodes.values() if n.state is NodeState.READY and n.drained]
+    drained = [n.id for n in fleet.nodes.values() if n.state is NodeState.READY and n.closed]
     names = ", ".join(drained[:4]) + (" …" if len(drained) > 4 else "")
     not_used = f" ({names} {'is' if len(drained) == 1 else 'are'} drained)" if drained else ""
     barred = [device for n in fleet.nodes.values() if n.state is NodeState.READY for device in n.barred]

@@ -268,6 +268,43 @@ def test_a_job_leaves_a_host_that_is_taken_away_and_waits_for_room() -> None:
     story.check_replay()
 
 
+@pytest.mark.parametrize("cordoned", [True, False])
+def test_nobody_can_open_a_node_whose_host_is_being_taken_away(cordoned: bool) -> None:
+    """`kubectl drain` and soon after it `kubectl uncordon`, while the evicted pod still saves."""
+    story = training()
+    if cordoned:
+        drain(story, keep=True)
+    leave(story)
+    take(story)
+    story.tell(NodeDrained(node="b", by="controller", open=True))
+    commit(story)
+    assert story.state() is JobState.STOPPING, "it leaves all the same"
+    story.end_rest()
+    assert story.state() is JobState.WAITING, "and does not start again on a host that ends"
+    story.tell(NodeLeft(node="b"))
+    story.join("c", 1)
+    story.bring_up()
+    assert [w.node for w in story.job().workers] == ["a", "c"] and not story.job().restarts
+    story.check_replay()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_drain_does_not_hold_back_a_job_that_leaves_a_host(keep: bool) -> None:
+    story = training()
+    leave(story)
+    take(story)
+    drain(story, keep=keep)
+    commit(story)
+    assert story.state() is JobState.STOPPING
+    story.end_rest()
+    story.join("b", 1, session="another")
+    assert story.state() is JobState.WAITING, "the drain outlasts the host's shutdown"
+    story.tell(NodeDrained(node="b", by="ann", open=True))
+    story.bring_up()
+    assert [w.node for w in story.job().workers] == ["a", "b"]
+    story.check_replay()
+
+
 def test_a_host_that_returns_under_its_name_takes_workers_again() -> None:
     story = training()
     leave(story)
