@@ -7,6 +7,7 @@ again when it can, with the same process.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from cut_nodes import CutNodes, cut_nodes
@@ -57,6 +58,54 @@ def test_a_node_that_relays_is_cut_off_and_comes_back(fleet: CutNodes, fault: st
     job.one_history()
     assert [job.steps(index)[-1][0] for index in ALL] == [last] * 3
     assert len(job.weights()) == 1
+
+
+def broken_links(job: Spread, *, open: bool) -> list[dict[str, Any]]:
+    found = [one for name in job.jobs for one in job.stack.json("incidents", name)]
+    return [one for one in found if one["kind"] == "link-broken" and one["open"] == open]
+
+
+def test_two_nodes_that_reach_the_lighthouse_and_not_each_other_do_not_stop_the_job(fleet: CutNodes) -> None:
+    """One of them is left out, with the link named, and joins again when the link works."""
+    job = spread(fleet, "ft-apart", 3, 1)
+    places, pids = job.places(), job.pids()
+    for _ in range(2):
+        fleet.part(places[1], places[2])
+        job.wait_steps(5, 2, (0, 1))
+        (incident,) = wait_until(lambda: broken_links(job, open=True), "the link is reported")
+        assert incident["job"] == job.jobs[2]
+        both = " and ".join(sorted(places[1:]))
+        assert f"no connection between {both}" in incident["verdict"], incident
+        assert "left out of the quorum" in incident["decision"], incident
+        made = len(job.steps(2))
+        job.wait_steps(5, 2, (0, 1))
+        assert len(job.steps(2)) == made, "who is left out commits nothing"
+        fleet.mend(places[1])
+        job.wait_steps(3, 3, ALL)
+        wait_until(lambda: not broken_links(job, open=True), "its incident is closed")
+    assert len(broken_links(job, open=False)) == 2
+    untouched(job, pids)
+    last = job.end_together()
+    job.one_history()
+    assert [job.steps(index)[-1][0] for index in ALL] == [last] * 3
+    assert len(job.weights()) == 1
+
+
+def test_a_broken_link_of_a_training_that_waits_for_all_is_reported_and_changes_no_bit(
+    fleet: CutNodes,
+) -> None:
+    job = spread(fleet, "ft-wait", 3, 3)
+    places, pids = job.places(), job.pids()
+    fleet.part(places[1], places[2])
+    (incident,) = wait_until(lambda: broken_links(job, open=True), "the link is reported", PATIENCE_S)
+    assert "reported only" in incident["decision"], incident
+    fleet.mend(places[1])
+    job.wait_steps(3, 3, ALL)
+    wait_until(lambda: not broken_links(job, open=True), "its incident is closed")
+    untouched(job, pids)
+    last = job.end_together()
+    assert job.one_history() == set(range(1, last + 1))
+    assert job.weights() == plain(last, 3), "as in one process, without torchft"
 
 
 def test_cuts_change_no_bit_of_a_training_that_waits_for_all(fleet: CutNodes) -> None:

@@ -8,51 +8,17 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
-from lighthouse_scenes import Replica, again, processes, run, seat
+from lighthouse_nodes import KEY, Node
+from lighthouse_scenes import Replica, again, processes, run
 
 from torchloom.agent.lighthouse import records, tunnel
-from torchloom.agent.lighthouse.keeper import LighthouseAway, Lighthouses
-from torchloom.agent.neighbour.door import MemoryDoor
-from torchloom.agent.tasks import Tasks
+from torchloom.agent.lighthouse.keeper import LighthouseAway
 from torchloom.home import Home
 from torchloom.model.node import RendezvousRef
-from torchloom.model.quorum import LighthouseSite
 
-KEY = secrets.token_hex(32)
 FIRST, SECOND = RendezvousRef("ft-r0", 1), RendezvousRef("ft-r1", 1)
-
-
-class Node:
-    """An agent's side of the lighthouses of one node."""
-
-    def __init__(self, root: Path, name: str) -> None:
-        self.name = name
-        self.home = Home(root / name)
-        self.home.prepare()
-        self._tasks = Tasks()
-        self.mine = Lighthouses(self.home, self._tasks, name, "127.0.0.1")
-        self.door = MemoryDoor(self.home, "127.0.0.1", self.mine.gate)
-        self.door.open()
-
-    def site(self, term: int = 1, *awaited: str) -> LighthouseSite:
-        return LighthouseSite(self.name, "127.0.0.1", self.door.port, term, awaited)
-
-    async def replica(
-        self, index: int, ref: RendezvousRef, site: LighthouseSite, name: str, size: int = 2
-    ) -> Replica:
-        return Replica(name, (await self.mine.open(seat(index, size), ref, site, KEY))[0])
-
-    def record(self) -> records.BeaconRecord:
-        found = records.read(self.home.root / "agent" / "lighthouses" / "ft.json")
-        assert found is not None
-        return found
-
-    async def close(self) -> None:
-        self.door.close()
-        await self._tasks.cancel()
 
 
 @asynccontextmanager

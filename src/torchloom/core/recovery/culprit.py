@@ -40,6 +40,7 @@ def charge(incident: Incident, report: ExitReport, withheld: Sequence[str] = ())
     nobody = incident.kind in (
         "store-lost",
         "node-lost",
+        "link-broken",
         "device-failed",
         budget.STORE_AWAY,
         budget.TAKEN_OVER,
