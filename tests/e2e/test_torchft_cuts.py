@@ -6,6 +6,9 @@ again when it can, with the same process.
 
 from __future__ import annotations
 
+import os
+import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,9 +94,7 @@ def test_two_nodes_that_reach_the_lighthouse_and_not_each_other_do_not_stop_the_
     assert len(job.weights()) == 1
 
 
-def test_a_broken_link_of_a_training_that_waits_for_all_is_reported_and_changes_no_bit(
-    fleet: CutNodes,
-) -> None:
+def test_a_broken_link_of_a_training_that_waits_for_all_is_only_reported(fleet: CutNodes) -> None:
     job = spread(fleet, "ft-wait", 3, 3)
     places, pids = job.places(), job.pids()
     fleet.part(places[1], places[2])
@@ -105,7 +106,50 @@ def test_a_broken_link_of_a_training_that_waits_for_all_is_reported_and_changes_
     untouched(job, pids)
     last = job.end_together()
     assert job.one_history() == set(range(1, last + 1))
-    assert job.weights() == plain(last, 3), "as in one process, without torchft"
+    assert job.weights() == spread(fleet, "ft-waited", 3, 3, steps=last).weights(), "as undisturbed"
+
+
+def random_faults(fleet: CutNodes, places: list[str], rng: random.Random) -> str:
+    """One after the other, until the last is mended; a sentence of what was done."""
+    node, other = rng.sample(places, 2)
+    fault = rng.choice(["cut", "mute", "deafen", "part", "slow", "short"])
+    match fault:
+        case "part":
+            fleet.part(node, other)
+        case "slow":
+            fleet.slow(node, 50_000)
+        case "short":
+            fleet.cut(node)
+            fleet.mend(node)
+        case _:
+            getattr(fleet, fault)(node)
+    return f"{fault} {node}" + (f" {other}" if fault == "part" else "")
+
+
+@pytest.mark.parametrize("least", [1, 3])
+def test_random_cuts_leave_one_history_and_all_processes(fleet: CutNodes, least: int) -> None:
+    """Of hosts, of single links and directions, sometimes several at once; `LOOM_TEST_CUTS` for more."""
+    seed = int(os.environ.get("LOOM_TEST_SEED", str(random.randrange(1_000_000))))
+    print(f"LOOM_TEST_SEED={seed}")
+    rng = random.Random(seed)
+    job = spread(fleet, f"ft-random{least}", 3, least)
+    places, pids = job.places(), job.pids()
+    for number in range(int(os.environ.get("LOOM_TEST_CUTS", "6"))):
+        done = [random_faults(fleet, places, rng) for _ in range(rng.choice([1, 1, 2]))]
+        lasts_s = rng.choice([0.0, 1.0, 8.0, 25.0])
+        print(f"cut {number}: {', '.join(done)} for {lasts_s:g} s", flush=True)
+        time.sleep(lasts_s)
+        for place in places:
+            fleet.mend(place)
+        job.wait_steps(2, 3, ALL)
+    untouched(job, pids)
+    last = job.end_together()
+    made = job.one_history()
+    assert [job.steps(index)[-1][0] for index in ALL] == [last] * 3
+    assert len(job.weights()) == 1
+    if least == 3:
+        assert made == set(range(1, last + 1))
+        assert job.weights() == spread(fleet, "ft-random-calm", 3, 3, steps=last).weights()
 
 
 def test_cuts_change_no_bit_of_a_training_that_waits_for_all(fleet: CutNodes) -> None:
