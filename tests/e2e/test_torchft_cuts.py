@@ -10,11 +10,13 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cut_nodes import CutNodes, cut_nodes
 from nodes import PATIENCE_S
+from replica_runs import EXAMPLES
 from spread_replicas import Spread, lighthouses, plain, spread
 from stack import wait_until
 
@@ -191,6 +193,51 @@ def test_the_lighthouses_host_is_cut_off_and_only_its_side_may_continue(fleet: C
     job.end_together()
     job.one_history()
     assert len(job.weights()) == 1
+
+
+@pytest.mark.parametrize("kind", ["local_sgd", "diloco", "hsdp"])
+def test_rounds_and_shards_are_kept_apart_by_cuts_and_meet_again(fleet: CutNodes, kind: str) -> None:
+    """LocalSGD and DiLoCo, where a commit is a round, and FSDP2 within replicas of two ranks."""
+    flags = ("--nproc-per-node", "2") if kind == "hsdp" else ()
+    script = EXAMPLES / f"torchft_{kind}.py"
+    job = spread(fleet, f"ft-{kind}".replace("_", "-"), 3, 1, *flags, script=script)
+    places, pids = job.places(), job.pids()
+    fleet.cut(places[1])
+    job.wait_steps(2, 2, (0, 2))
+    fleet.mend(places[1])
+    job.wait_steps(2, 3, ALL)
+    fleet.part(places[1], places[2])
+    job.wait_steps(2, 2, (0, 1))
+    fleet.mend(places[1])
+    job.wait_steps(2, 3, ALL)
+    untouched(job, pids)
+    steps = [step for step, _ in job.steps(0)]
+    assert steps == sorted(steps), "nothing that was committed is lost"
+    job.stack.loom("stop", "--kill", job.name)
+
+
+def test_hosts_that_fence_themselves_are_replaced_and_nothing_of_them_joins_again(
+    fleet: CutNodes, tmp_path: Path
+) -> None:
+    """A host that relays, then that of the lighthouse: their workers are ended there, and start elsewhere."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text("self_fence_s = 5\n")
+    job = spread(fleet, "ft-fence", 2, 1, "--policy", str(policy))
+    for index in (1, 0):
+        places, stays = job.places(), job.pid(1 - index)
+        fleet.cut(places[index])
+        wait_until(lambda: job.places()[index] not in places, "it starts on another host", PATIENCE_S)  # noqa: B023
+        job.wait_steps(3, 2, (0, 1))
+        assert job.pid(1 - index) == stays, "the other one kept its process"
+        fleet.mend(places[index])
+        fleet.wait_ready(places[index])
+        job.wait_steps(2, 2, (0, 1))
+    job.end_together()
+    job.one_history()
+    assert len(job.weights()) == 1
+    wait_until(
+        lambda: not any(lighthouses(fleet, node) for node in "bcd"), "nothing of it is left", PATIENCE_S
+    )
 
 
 def test_a_host_that_is_cut_off_is_declared_gone_and_comes_back(fleet: CutNodes) -> None:

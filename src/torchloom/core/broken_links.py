@@ -31,6 +31,9 @@ STALLED = 5.0
 """… and neither is less than this many times the usual time."""
 
 
+MENDED = "all its links to the other replicas work again"
+
+
 class FailedMember(Struct, frozen=True):
     """A member of the quorum that failed."""
 

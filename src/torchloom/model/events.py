@@ -595,6 +595,8 @@ class ReplicaLinksReported(EventBase, frozen=True, kw_only=True, tag="replica-li
     """Whether the lighthouse leaves the replica out of the quorum because of it."""
     others: int = 0
     """Replicas that train without it."""
+    why: str = ""
+    """Why it takes part again."""
 
 
 class WitnessAnswered(EventBase, frozen=True, kw_only=True, tag="witness-answered"):

@@ -83,6 +83,8 @@ class LinkNotice(Struct, frozen=True):
     out: bool
     others: int
     """Replicas that train without it."""
+    why: str = ""
+    """Why it takes part again."""
 
 
 class ReplicaChange(Struct):

@@ -17,6 +17,7 @@ from torchloom.agent.lighthouse import records
 from torchloom.agent.lighthouse.link_checks import Try, check, unanswered
 from torchloom.agent.lighthouse.records import BeaconRecord
 from torchloom.core.broken_links import (
+    MENDED,
     MOST_NODES,
     SOON_S,
     FailedMember,
@@ -174,20 +175,17 @@ class LinkWatch:
         self._tried_s, members = time.monotonic(), self._members()
         cut = {door: links_of(self._node(door), map(self._node, members)) for door in self._state.cut_off}
         links = frozenset[Link]().union(*cut.values())
-        broken, works = await self._try(links, [*members, *cut])
+        _, works = await self._try(links, [*members, *cut])
         now_s = time.monotonic()
         for door, needed in cut.items():
-            known = self._state.cut_off.get(door)
-            if known is None:
+            if door not in self._state.cut_off:
                 continue
             if not needed <= works:
                 self._works_s.pop(door, None)
-                if lost := tuple(sorted(needed & broken)):
-                    self._cut(door, CutOff(lost, known.out), len(members))
                 continue
             times, _ = self._before.get(door, (0, 0.0))
             if now_s - self._works_s.setdefault(door, now_s) >= steady_s(times):
-                self._end(door, "all its links work again")
+                self._end(door, MENDED)
 
     async def _try(self, links: Iterable[Link], doors: Iterable[str]) -> tuple[set[Link], set[Link]]:
         known = {self._node(door): self._addresses[door] for door in doors if door in self._addresses}
@@ -227,5 +225,5 @@ class LinkWatch:
         self._works_s.pop(door, None)
         self._before[door] = (self._before.get(door, (0, 0.0))[0], time.monotonic())
         log.info("%s takes part again: %s", door, why)
-        records.notice(self._record, door, len(self._members()))
+        records.notice(self._record, door, len(self._members()), why)
         self._seated(door)

@@ -228,12 +228,12 @@ def state_of(record: BeaconRecord, now_s: float) -> QuorumState:
     )
 
 
-def notice(record: BeaconRecord, door: str, others: int) -> None:
+def notice(record: BeaconRecord, door: str, others: int, why: str = "") -> None:
     """This node's agent is to report what is known of this replica's links."""
     cut = record.cut_off.get(door, CutOff((), out=False))
     record.noticed = max(record.noticed + 1, time.time_ns() // 1000)  # also after one of the same name
     kept = [one for one in record.notices if one.door != door]
-    record.notices = [*kept, LinkNotice(record.noticed, door, cut.links, cut.out, others)]
+    record.notices = [*kept, LinkNotice(record.noticed, door, cut.links, cut.out, others, why)]
 
 
 def notice_all(record: BeaconRecord) -> None:

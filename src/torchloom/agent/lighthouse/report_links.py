@@ -32,6 +32,7 @@ async def watch(host: Host) -> None:
                     links=notice.links,
                     out=notice.out,
                     others=notice.others,
+                    why=notice.why,
                 )
                 await host.reporter.say(event, f"{host.session}.links.{next(said)}")
             reported[name] = max((notice.number for notice in found), default=0)

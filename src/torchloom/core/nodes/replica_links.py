@@ -5,6 +5,7 @@ The lighthouse has decided already (core/broken_links.py); nothing is restarted 
 
 from __future__ import annotations
 
+from torchloom.core.broken_links import MENDED
 from torchloom.core.detect.words import lasting
 from torchloom.core.recovery.incidents import close, goodput, open_incident
 from torchloom.core.turn import Turn
@@ -15,7 +16,6 @@ from torchloom.model.quorum import CutOffReplica, Link
 
 KIND = "link-broken"
 _NAMED = 4
-MENDED = "all its links to the other replicas work again"
 
 
 def replica_links_reported(turn: Turn, event: ReplicaLinksReported) -> None:
@@ -27,7 +27,7 @@ def replica_links_reported(turn: Turn, event: ReplicaLinksReported) -> None:
         job.cut_off = None
         if known is not None:
             lasted = lasting((turn.now_ns - known.timeline.fault_ns) / 1e9)
-            close(turn, job, known, Ending(EndedBy.ITSELF, f"{MENDED} after {lasted}"))
+            close(turn, job, known, Ending(EndedBy.ITSELF, f"{event.why or MENDED} after {lasted}"))
         return
     incident = known or _opened(turn, job)
     incident.judged = Verdict(cause=_cause(job, event))
@@ -71,6 +71,6 @@ def _decision(event: ReplicaLinksReported) -> Decision:
 
 def links_notice(event: ReplicaLinksReported) -> str:
     if not event.links:
-        return f"{event.job}: {MENDED}"
+        return f"{event.job}: {event.why or MENDED}"
     then = ", it is left out of the quorum" if event.out else ""
     return f"{event.job}: no connection between {_named(event.links)}{then}"
