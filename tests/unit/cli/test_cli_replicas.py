@@ -30,6 +30,7 @@ def test_each_replica_is_a_job_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
+        (("--min-replicas", "1"), "--min-replicas is for torchft jobs: use it with --replicas N."),
         (("--replicas", "0"), "--replicas takes a number from 1 to 64, not 0."),
         (("--replicas", "2", "--min-replicas", "3"), "--min-replicas takes a number from 1 to 2, not 3."),
         (("--replicas", "2", "--nnodes", "2"), "A replica of a torchft job runs on one node"),
