@@ -43,6 +43,10 @@ class CutNodes(Nodes):
         """From all others, both ways."""
         self.hosts.cut(self.host(name))
 
+    def part(self, one: str, other: str) -> None:
+        """These two from each other; all else works."""
+        self.hosts.cut(self.host(one), [self.host(other)])
+
     def mute(self, name: str) -> None:
         """Nothing that it sends arrives; it receives."""
         for other in self._others(name):

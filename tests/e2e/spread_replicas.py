@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from nodes import Nodes
 from replica_runs import Replicas, started
@@ -41,14 +42,22 @@ class Spread(Replicas):
         return [self.pid(index) for index in range(len(self.jobs))]
 
 
-def spread(fleet: Nodes, name: str, size: int, least: int, *more: str, steps: int = 1_000_000) -> Spread:
+def spread(
+    fleet: Nodes,
+    name: str,
+    size: int,
+    least: int,
+    *more: str,
+    steps: int = 1_000_000,
+    script: Path = SCRIPT,
+) -> Spread:
     """One that trains. `least`: replicas without which no step is committed."""
 
     def made(stack: object, name: str, size: int) -> Spread:
         return Spread(fleet, name, size)
 
     flags = ("--min-replicas", str(least), "--env", f"LEAST={least}", *more)
-    job = started(fleet.near, name, size=size, steps=steps, script=SCRIPT, flags=flags, made=made)
+    job = started(fleet.near, name, size=size, steps=steps, script=script, flags=flags, made=made)
     assert isinstance(job, Spread)
     return job
 

@@ -19,6 +19,7 @@ from torchloom.agent.health import known_gpus
 from torchloom.agent.health.health_watch import HealthWatch
 from torchloom.agent.host import Host
 from torchloom.agent.journal import Journal
+from torchloom.agent.lighthouse import report_links
 from torchloom.agent.lighthouse.keeper import Lighthouses
 from torchloom.agent.logs.files import DEFAULT_LIMIT
 from torchloom.agent.neighbour.copier import Copier, bandwidth
@@ -110,6 +111,7 @@ async def serve(
         tasks.keep(lambda: windows.send(bus), "windows")
         tasks.keep(samples.run, "samples")
         tasks.keep(lambda: stopped_replicas.watch(host), "stopped replicas")
+        tasks.keep(lambda: report_links.watch(host), "links of replicas")
         tasks.keep(host.kernel_log.run, "kernel log")
         HealthWatch(host).start(tasks)
         tasks.keep(lambda: fencing.keep_lease(host, bus), "lease")

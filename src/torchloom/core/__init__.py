@@ -20,6 +20,7 @@ changes      what an event changed; notices puts it into words
 replaying    recorded events applied again, and each of them explained
 scattered    whether any of many workers is as asked
 quorum       which replicas of a torchft job train together
+broken_links which of them are left out because they cannot reach each other
 replica_changes  the step at which all of them apply a change of settings
 disturbance  incidents of the control plane itself
 foreign_values  an incident about what others wrote into a job's store

@@ -57,6 +57,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    ReplicaLinksReported,
     ReplicasMeasured,
     RestartRequested,
     RestoreDiffered,
@@ -149,6 +150,8 @@ def job_of(event: Event, fleet: Fleet) -> str:
         case RendezvousStarted() | RendezvousLost():
             return event.store.job
         case FindingMade() | FindingEnded() | PaceMeasured() | ReplicasMeasured() | WitnessAnswered():
+            return event.job
+        case ReplicaLinksReported():
             return event.job
         case WorkersStarted():
             return event.workers[0].ref.job if event.workers else ""

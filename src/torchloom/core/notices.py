@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from torchloom.core.changes import Change
+from torchloom.core.nodes.replica_links import links_notice
 from torchloom.core.steering.operations import asked, sentence
 from torchloom.model.events import (
     AgentFlooded,
@@ -48,6 +49,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    ReplicaLinksReported,
     ReplicasMeasured,
     RestartRequested,
     RestoreDiffered,
@@ -223,6 +225,8 @@ def _words(event: Event) -> tuple[Topic, str]:
         case ReplicasMeasured():
             mine = "without it" if event.own_s is None else f"its own time {event.own_s:.3g} s"
             return "incident", f"{event.job}: {mine}, the other replicas {event.others_s:.3g} s"
+        case ReplicaLinksReported():
+            return "incident", links_notice(event)
         case WitnessAnswered():
             return "incident", f"{event.job}: {event.witness.sentence}"
         case TimerFired():

@@ -1,13 +1,14 @@
 """Which replicas of a torchft job train together: the rules of our lighthouse. Time is an argument.
 
-They are torchft's own rules (`quorum_compute` in its lighthouse) with six differences. A replica whose
+They are torchft's own rules (`quorum_compute` in its lighthouse) with seven differences. A replica whose
 process is known to have ended counts as dead at once, not after a heartbeat timeout. Survivors wait for each
 other, never for a replica that is only starting. The first quorum waits for all replicas of the job, so that
 a run does not depend on which of them started first. A member that repeats its request gets the answer that
 it missed (`repeated`): the others have that answer and wait for it in a collective. A replica that a policy
 leaves out because it is slow takes part in no quorum as long as the others can do without it (`recalled`).
 torchft takes replicas with the same number of steps for equal. One that was cut off may have committed a step
-that the others repeated without it: it gets their weights (`_outdated`).
+that the others repeated without it: it gets their weights (`_outdated`). Replicas that cannot reach each
+other are not in one quorum (core/broken_links.py); torchft would try that for ever.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Container
 
 from msgspec import Struct, field
 
-from torchloom.model.quorum import QuorumMember
+from torchloom.model.quorum import CutOff, QuorumMember
 
 _PARTED_KEPT = 256
 
@@ -57,6 +58,8 @@ class QuorumState(Struct):
     """Which of them were answered a second time."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Why a policy leaves this incarnation of a replica out, by door."""
+    cut_off: dict[str, CutOff] = field(default_factory=dict)
+    """Incarnations of replicas that cannot reach all others, by door."""
     parted: dict[str, int] = field(default_factory=dict)
     """At which step the others went on without a former member, by replica id. Up to it they are equal."""
     outdated: dict[str, int] = field(default_factory=dict)
@@ -80,7 +83,17 @@ def alive(now_s: float, state: QuorumState, rules: QuorumRules) -> dict[str, Quo
 
 
 def _eligible(now_s: float, state: QuorumState, rules: QuorumRules) -> dict[str, QuorumCandidate]:
-    return {id: c for id, c in alive(now_s, state, rules).items() if c.door not in state.left_out}
+    return {id: c for id, c in alive(now_s, state, rules).items() if not is_held(state, c.door)}
+
+
+def is_held(state: QuorumState, door: str) -> bool:
+    """Whether what is behind this door takes part in no quorum at present."""
+    cut = state.cut_off.get(door)
+    return door in state.left_out or (cut is not None and cut.out)
+
+
+def _held(state: QuorumState) -> list[str]:
+    return [door for door in {**state.left_out, **state.cut_off} if is_held(state, door)]
 
 
 def recalled(now_s: float, state: QuorumState, rules: QuorumRules) -> str:
@@ -88,7 +101,7 @@ def recalled(now_s: float, state: QuorumState, rules: QuorumRules) -> str:
 
     If all others have died, what is left out has the only weights there are.
     """
-    if not state.left_out:
+    if not _held(state):
         return ""
     rest = _eligible(now_s, state, rules)
     if state.formed and not any(id in rest for id in state.previous):
@@ -109,6 +122,13 @@ def repeated(now_s: float, state: QuorumState, rules: QuorumRules, member: Quoru
         return Formed((), "a member of that quorum is not alive any more")
     state.again.add(member.replica_id)
     return Formed(tuple(state.answered.values()), f"{member.replica_id} has missed the answer")
+
+
+def failed_together(state: QuorumState, members: tuple[QuorumMember, ...]) -> bool:
+    """Whether the last quorum made no step although all of its members are alive and ask again."""
+    asking = {member.replica_id for member in members}
+    failed = any(member.commit_failures for member in members if member.replica_id in state.answered)
+    return failed and asking >= state.answered.keys()
 
 
 def form(now_s: float, state: QuorumState, rules: QuorumRules) -> Formed:
@@ -132,7 +152,7 @@ def form(now_s: float, state: QuorumState, rules: QuorumRules) -> Formed:
             return Formed((), f"{len(absent)} of {len(survivors)} survivors have not asked: not a majority")
         waiting_for = f"{len(absent)} of {len(survivors)} survivors of the previous quorum"
     else:
-        expected = len(living) if state.formed else max(rules.size - len(state.left_out), len(living))
+        expected = len(living) if state.formed else max(rules.size - len(_held(state)), len(living))
         if len(asking) >= expected:
             return Formed(members, f"all {expected} replicas have asked")
         waiting_for = f"{expected - len(asking)} of {expected} replicas"

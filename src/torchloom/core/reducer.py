@@ -37,6 +37,7 @@ from torchloom.core.nodes.membership import (
     rendezvous_lost,
 )
 from torchloom.core.nodes.name_owner import is_of_another_session
+from torchloom.core.nodes.replica_links import replica_links_reported
 from torchloom.core.nodes.speaking import is_of_a_deposed_weaver, speaks_for_another_node
 from torchloom.core.placement.drain import follow_leaving, save_again
 from torchloom.core.placement.lighthouses import follow_lighthouses
@@ -140,6 +141,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    ReplicaLinksReported,
     ReplicasMeasured,
     RestartRequested,
     RestoreDiffered,
@@ -309,6 +311,8 @@ def _dispatch(turn: Turn, event: Event) -> None:
             pace_measured(turn, event)
         case ReplicasMeasured():
             replicas_measured(turn, event)
+        case ReplicaLinksReported():
+            replica_links_reported(turn, event)
         case WitnessAnswered():
             witness_answered(turn, event)
         case TimerFired():

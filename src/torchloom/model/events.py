@@ -20,7 +20,7 @@ from torchloom.model.findings import Finding, RankEvidence
 from torchloom.model.flight import FlightWitness
 from torchloom.model.job import JobSpec
 from torchloom.model.node import Inventory, RendezvousAddress, RendezvousRef
-from torchloom.model.quorum import ReplicaOutcome
+from torchloom.model.quorum import Link, ReplicaOutcome
 from torchloom.model.steering import Origin
 from torchloom.model.transaction.messages import Kind
 from torchloom.model.windows import Collective
@@ -583,6 +583,22 @@ class ReplicasMeasured(EventBase, frozen=True, kw_only=True, tag="replicas-measu
     """… and a step of theirs, waits included."""
 
 
+class ReplicaLinksReported(EventBase, frozen=True, kw_only=True, tag="replica-links-reported"):
+    """A replica of a torchft job cannot reach all others, or can again. Of the lighthouse's node."""
+
+    node: str
+    job: str
+    generation: int
+    links: tuple[Link, ...] = ()
+    """Pairs of nodes without a connection; none: all work."""
+    out: bool = False
+    """Whether the lighthouse leaves the replica out of the quorum because of it."""
+    others: int = 0
+    """Replicas that train without it."""
+    why: str = ""
+    """Why it takes part again."""
+
+
 class WitnessAnswered(EventBase, frozen=True, kw_only=True, tag="witness-answered"):
     """torch's Flight Recorder was asked about a hang and has answered. Evidence: nothing is decided by it."""
 
@@ -687,6 +703,7 @@ Event = (
     | FindingEnded
     | PaceMeasured
     | ReplicasMeasured
+    | ReplicaLinksReported
     | WitnessAnswered
     | TimerFired
     | LeaseTaken

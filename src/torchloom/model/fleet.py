@@ -18,7 +18,7 @@ from torchloom.model.job import JobSpec
 from torchloom.model.links import LinkMatrix
 from torchloom.model.node import Inventory, NodeClock, RendezvousAddress, RendezvousRef
 from torchloom.model.policy import Acting, Balance, LeftOutReplica
-from torchloom.model.quorum import LighthousePlace
+from torchloom.model.quorum import CutOffReplica, LighthousePlace
 from torchloom.model.steering import OperationRecord
 from torchloom.model.timers import Timer
 from torchloom.model.transaction.config import Schedule
@@ -249,6 +249,7 @@ class Job(Struct, kw_only=True):
     acting: Acting | None = None
     balance: Balance | None = None
     left_out: LeftOutReplica | None = None
+    cut_off: CutOffReplica | None = None
     neighbours: dict[str, str] = field(default_factory=dict)
     """Which node keeps copies of each node's states in memory; kept by core.placement.neighbours."""
     memory_at: dict[int, list[str]] = field(default_factory=dict)

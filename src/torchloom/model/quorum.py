@@ -53,6 +53,40 @@ class QuorumMember(Struct, frozen=True):
     """The whole message as its manager sent it, to be passed on."""
 
 
+Link = tuple[str, str]
+"""Two nodes, in the order of their names."""
+
+
+class CutOff(Struct, frozen=True):
+    """A replica that cannot reach all others of its quorum."""
+
+    links: tuple[Link, ...]
+    """Those that do not work."""
+    out: bool
+    """Whether it is left out; the others may be too few without it."""
+
+
+class CutOffReplica(Struct):
+    """What the core remembers of it; kept by core.nodes.replica_links."""
+
+    incident: str
+    out: bool
+
+
+class LinkNotice(Struct, frozen=True):
+    """What a lighthouse has to report of a replica's links."""
+
+    number: int
+    door: str
+    links: tuple[Link, ...]
+    """Those that do not work; none: all work again."""
+    out: bool
+    others: int
+    """Replicas that train without it."""
+    why: str = ""
+    """Why it takes part again."""
+
+
 class ReplicaChange(Struct):
     """What all replicas of a torchft job do with the same commit: change settings, save or pause."""
 

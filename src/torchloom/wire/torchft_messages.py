@@ -35,6 +35,11 @@ def quorum_request(data: bytes) -> QuorumMember:
     )
 
 
+def manager_address(raw: bytes) -> str:
+    """Where the manager of a member answers."""
+    return _text(dict(_fields(raw)).get(2, b""))
+
+
 def at_step(raw: bytes, step: int) -> bytes:
     """A member with another step: of a field that stands twice the last one counts."""
     return raw + _number(4, step)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from torchloom.cli.jobs import flags
-from torchloom.cli.jobs.replicas import replica_requests
+from torchloom.cli.jobs.replicas import ReplicaFollower, replica_requests
 from torchloom.cli.jobs.request import job_request
+from torchloom.cli.show.screen import Screen
 from torchloom.client.schema import JobRequest
 from torchloom.errors import UsageError
 
@@ -30,6 +33,7 @@ def test_each_replica_is_a_job_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
+        (("--min-replicas", "1"), "--min-replicas is for torchft jobs: use it with --replicas N."),
         (("--replicas", "0"), "--replicas takes a number from 1 to 64, not 0."),
         (("--replicas", "2", "--min-replicas", "3"), "--min-replicas takes a number from 1 to 2, not 3."),
         (("--replicas", "2", "--nnodes", "2"), "A replica of a torchft job runs on one node"),
@@ -39,3 +43,16 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, argv: tuple[str, ...], s
     with pytest.raises(UsageError) as refused:
         requests(tmp_path, *argv)
     assert sentence in str(refused.value)
+
+
+def test_our_own_sentences_name_the_replica() -> None:
+    """All replicas have a rank 0."""
+    said: list[str] = []
+    follower = ReplicaFollower.__new__(ReplicaFollower)
+    follower._job, follower._screen = (
+        "ft-r1",
+        cast(Screen, SimpleNamespace(say=lambda t, mark: said.append(t))),
+    )
+    follower._say("rank 0 on a was killed")
+    follower._say("ft-r1 is running: 1 worker on a")
+    assert said == ["ft-r1: rank 0 on a was killed", "ft-r1 is running: 1 worker on a"]

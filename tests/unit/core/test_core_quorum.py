@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from quorum_story import ask, ids, member, trained
+
 from torchloom.core.quorum import (
     QuorumCandidate,
     QuorumRules,
@@ -12,30 +14,8 @@ from torchloom.core.quorum import (
     repeated,
     settle,
 )
-from torchloom.model.quorum import QuorumMember
 
 RULES = QuorumRules(size=3)
-
-
-def member(name: str, *, step: int = 0, shrink_only: bool = False, commit_failures: int = 0) -> QuorumMember:
-    return QuorumMember(name, step, 1, shrink_only, commit_failures, name.encode())
-
-
-def ask(state: QuorumState, now_s: float, *members: QuorumMember) -> None:
-    for one in members:
-        state.candidates[one.replica_id] = QuorumCandidate(f"door-{one.replica_id}", now_s, now_s, one)
-
-
-def trained(*names: str) -> QuorumState:
-    """A state after a first quorum of these."""
-    state = QuorumState()
-    ask(state, 0.0, *map(member, names))
-    settle(state, form(0.0, state, QuorumRules(size=len(names))).members)
-    return state
-
-
-def ids(formed: tuple[QuorumMember, ...]) -> list[str]:
-    return [one.replica_id for one in formed]
 
 
 def test_the_first_quorum_waits_for_all_replicas_of_the_job() -> None:

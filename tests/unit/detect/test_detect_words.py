@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from detect_windows import reduce
 
 from torchloom.core.detect import words
 
@@ -20,3 +21,9 @@ def test_a_change_is_told_in_one_unit_and_its_difference_is_seen(
     before_s: float, after_s: float, said: str
 ) -> None:
     assert words.change(before_s, after_s) == said
+
+
+def test_a_group_without_a_name_is_not_named() -> None:
+    """torchft's process groups have none."""
+    assert words.operation(reduce(24, 1.0, group="")) == "all_reduce #24"
+    assert words.operation(reduce(24, 1.0, group="dp")) == "all_reduce #24 of group dp"

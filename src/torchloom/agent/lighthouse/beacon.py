@@ -20,15 +20,16 @@ import msgspec
 from torchloom.agent.lighthouse import records
 from torchloom.agent.lighthouse.control_socket import ControlSocket
 from torchloom.agent.lighthouse.gate import NodeGate
+from torchloom.agent.lighthouse.link_watch import LinkWatch
 from torchloom.agent.lighthouse.listeners import Listeners
 from torchloom.agent.lighthouse.records import BeaconRecord, ControlReply, ControlRequest, LinkMessage
 from torchloom.core.quorum import (
     QuorumCandidate,
     QuorumRules,
-    QuorumState,
     excuse,
     fall_silent,
     form,
+    is_held,
     leave,
     recalled,
     repeated,
@@ -56,32 +57,22 @@ class Beacon:
         self._record = record
         self._rules = QuorumRules(record.size, record.min_replicas)
         now = time.monotonic()
-        # Members of the last quorum count as alive until their heartbeats show it, or do not. Those of a node
-        # that was lost with the lighthouse before this one may still be waited for in a collective.
-        ended = [id for id, door in record.members.items() if door in record.closed]
-        known = {id: QuorumCandidate(door, now) for id, door in record.members.items() if id not in ended}
-        answered = {member.replica_id: member for member in record.answered}
-        self._state = QuorumState(
-            known,
-            tuple(record.members),
-            record.quorum_id,
-            record.formed,
-            answered if answered.keys() <= known.keys() else {},
-            left_out=record.left_out,
-            outdated=record.outdated,
-        )
+        self._state = records.state_of(record, now)
+        known = self._state.candidates
         self._servers: dict[str, grpc.aio.Server] = {}
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
         """Open quorum requests, by replica id."""
-        self._listeners = Listeners(
-            record.changes, record.doors, self._save, self._leaving, self._state.left_out
-        )
-        self._listeners.tell_gone(record.quorum_id, ended)
+        self._listeners = Listeners(record.changes, record.doors, self._save, self._leaving, self._is_held)
+        # Those of a node that was lost with the lighthouse before this one may be waited for in a collective.
+        self._listeners.tell_gone(record.quorum_id, [id for id in record.members if id not in known])
         self._left: dict[str, tuple[str, ...]] = {}
         """By door, the replica ids of those that said that they make no further step."""
         self._content, self._published = b"", -1
         """What other nodes keep, and the version of it that they were sent."""
         self._gate = NodeGate(record, self._do, self._enrol)
+        self._links = LinkWatch(
+            record, self._state, self._gate.attempt, self._seated, self._try_quorum, self._tell_gone
+        )
         self._agents = ControlSocket(self._do)
         self._used = now
         """When a replica last sent something."""
@@ -105,6 +96,7 @@ class Beacon:
                     excuse(self._state, late_s)
                 self._drop_silent()
                 self._try_quorum()
+                self._links.look(looked_s)
                 used = max(self._used, self._agents.used_s)
                 if not self._agents.connected and not self._gate.connected and looked_s - used > _IDLE_S:
                     ended = True
@@ -116,6 +108,7 @@ class Beacon:
         finally:
             agents.close()
             news.close()
+            self._links.close()
             self._gate.close()
             self._agents.close()
             self._listeners.close()
@@ -133,7 +126,7 @@ class Beacon:
         record, state = self._record, self._state
         record.quorum_id, record.formed = state.quorum_id, state.formed
         record.answered, record.outdated = tuple(state.answered.values()), state.outdated
-        record.left_out = state.left_out
+        record.left_out, record.cut_off = state.left_out, state.cut_off
         if not record.awaited:  # until then what others know counts, and they compare versions
             known = state.candidates
             record.members = {id: known[id].door for id in state.previous if id in known}
@@ -184,6 +177,7 @@ class Beacon:
         server = self._servers.pop(door, None)
         self._record.doors.pop(door, None)
         self._state.left_out.pop(door, None)
+        self._links.forget(door)
         self._record.owners.pop(door, None)
         self._record.closed[:] = [*self._record.closed, door][-records.CLOSED_KEPT :]
         if server is not None:
@@ -291,6 +285,7 @@ class Beacon:
             await self._gate.recorded(door)
             return self._answer(again.members)
         candidate.member, candidate.asked_s = member, time.monotonic()
+        self._links.asked(door, member)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[member.replica_id] = answer
         self._try_quorum()
@@ -315,15 +310,18 @@ class Beacon:
         if self._record.awaited:
             return
         why = recalled(time.monotonic(), self._state, self._rules)
-        for door in list(self._state.left_out) if why else ():
-            self._seat(door, "", why)
+        if why:
+            for door in list(self._state.left_out):
+                self._seat(door, "", why)
+            self._links.release(why)
         formed = form(time.monotonic(), self._state, self._rules)
-        if not formed.members:
+        if not formed.members or self._links.must_wait(formed.members):
             return
         candidates = self._state.candidates
         self._listeners.decide([(candidates[member.replica_id].door, member) for member in formed.members])
         before = self._state.quorum_id
         number = settle(self._state, formed.members)
+        self._links.settled()
         if number != before:
             ids = [member.replica_id for member in formed.members]
             log.info("quorum %d of %s: %s; %s", number, self._record.set, ", ".join(ids), formed.reason)
@@ -344,13 +342,19 @@ class Beacon:
         else:
             del self._state.left_out[door]
         try:
-            self._save()
+            self._seated(door)
         except OSError:  # whoever asked learns that it was not done
             self._state.left_out.clear()
             self._state.left_out.update(before)
             raise
         log.info("%s is %s: %s", door, "left out" if out else "taken back", out or why)
-        self._listeners.tell_door(door, {"held": bool(out)})
+
+    def _seated(self, door: str) -> None:
+        self._save()
+        self._listeners.tell_door(door, {"held": self._is_held(door)})
+
+    def _is_held(self, door: str) -> bool:
+        return is_held(self._state, door)
 
     # -- agents ---------------------------------------------------------------------------------
     async def _do(self, request: ControlRequest) -> ControlReply:
@@ -387,6 +391,9 @@ class Beacon:
                     records.move(self._record, request.site)
                     records.write(self._path, self._record)
                     self.over.set()  # started again, it is what the record says
+            case "links":
+                self._record.notices = [one for one in self._record.notices if one.number > request.version]
+                return ControlReply(notices=tuple(self._record.notices))
             case "outcome":
                 return ControlReply(outcome=self._listeners.outcome(request.version))
         return ControlReply()

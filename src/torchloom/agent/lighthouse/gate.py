@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from torchloom.agent.lighthouse import records, tunnel
+from torchloom.agent.lighthouse import link_checks, records, tunnel
 from torchloom.agent.lighthouse.records import BeaconRecord, ControlReply, ControlRequest, LinkMessage
 from torchloom.agent.lighthouse.tunnel import Tunnel, TunnelFailed
 
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 _STRANGERS = 64
 """Callers at a time that have not yet proven that they know the key."""
 _LOOPBACK = "127.0.0.1"
+_TRIED_WITHIN_S = link_checks.CONNECT_S + 2.0
 
 
 class _Relayed:
@@ -32,6 +34,8 @@ class _Relayed:
         self.link = link
         self.kept = -1
         """Version of the record that it has."""
+        self.tried: dict[int, asyncio.Future[frozenset[str]]] = {}
+        """What it was asked to connect to."""
 
 
 class NodeGate:
@@ -48,6 +52,7 @@ class NodeGate:
         self._kept = asyncio.Condition()
         self._server: asyncio.Server | None = None
         self._strangers = 0
+        self._numbers = itertools.count(1)
         self._serving: set[asyncio.Task[None]] = set()
 
     @property
@@ -88,6 +93,22 @@ class NodeGate:
             return
         async with self._kept:
             await self._kept.wait_for(lambda: node in self._relayed and self._relayed[node].kept >= version)
+
+    async def attempt(self, node: str, addresses: tuple[str, ...]) -> frozenset[str] | None:
+        """Have a node connect to these. Returns which did not answer; None if the node does not say."""
+        one = self._relayed.get(node)
+        if one is None:
+            return None
+        number, said = next(self._numbers), asyncio.get_running_loop().create_future()
+        one.tried[number] = said
+        one.link.write(msgspec.json.encode(LinkMessage(number=number, attempt=addresses)))
+        try:
+            async with asyncio.timeout(_TRIED_WITHIN_S):
+                return frozenset(await said)
+        except TimeoutError:
+            return None  # it is cut off, or an agent of the version before
+        finally:
+            one.tried.pop(number, None)
 
     # -- connections ----------------------------------------------------------------------------
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -145,6 +166,9 @@ class NodeGate:
                     async with self._kept:
                         mine.kept = max(mine.kept, message.kept)
                         self._kept.notify_all()
+                said = mine.tried.get(message.tried)
+                if said is not None and not said.done():
+                    said.set_result(frozenset(message.silent))
                 if message.ask is not None:
                     reply = await self._answer(first.node, message.ask)
                     link.write(msgspec.json.encode(LinkMessage(number=message.number, reply=reply)))

@@ -24,7 +24,7 @@ from torchloom.errors import SpawnFailed
 from torchloom.home import Home, private_directory
 from torchloom.model.ids import check_token
 from torchloom.model.node import RendezvousRef
-from torchloom.model.quorum import LighthouseSite, ReplicaOutcome, ReplicaSeat
+from torchloom.model.quorum import LighthouseSite, LinkNotice, ReplicaOutcome, ReplicaSeat
 from torchloom.model.worker import WorkerRef
 from torchloom.spawner.unix_socket import usable_address
 
@@ -161,6 +161,17 @@ class Lighthouses:
     async def status(self, name: str) -> ControlReply | None:
         link = self._links.get(name)
         return await link.ask(ControlRequest(do="status")) if link is not None else None
+
+    async def notices(self, name: str, reported: int) -> tuple[LinkNotice, ...]:
+        """What the lighthouse of this torchft job, if it is here, has to report of its replicas' links; all
+        up to the notice `reported` is in the stream."""
+        link = self._links.get(name)
+        asked = ControlRequest(do="links", version=reported)
+        return (await link.ask(asked)).notices if link is not None else ()
+
+    def names(self) -> tuple[str, ...]:
+        """The torchft jobs with replicas here."""
+        return tuple(self._links)
 
     async def seat(self, name: str, job: str, generation: int, *, out: bool, why: str) -> None:
         """Leave this replica out of the next quorums, or take it back. Again is harmless."""

@@ -7,7 +7,7 @@ once; a connection without a name only receives news. core/replica_changes.py ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -42,7 +42,7 @@ class Listeners:
         doors: Mapping[str, int],
         save: Callable[[], None],
         leaves: Callable[[str], None],
-        left_out: Container[str] = (),
+        held: Callable[[str], bool] = lambda door: False,
     ) -> None:
         self._board = ChangeBoard(changes)
         self._doors = doors
@@ -50,8 +50,8 @@ class Listeners:
         self._save = save
         self._leaves = leaves
         """A replica behind this door makes no further step."""
-        self._left_out = left_out
-        """Doors of replicas that take part in no quorum at present."""
+        self._held = held
+        """Whether the replica behind a door takes part in no quorum at present."""
         self._gone: dict[str, int] = {}
         """Replica ids and the quorum in which they were reported, the newest last. Whoever connects again may
         have missed it: on a node that was cut off, that it is without it that the others continue."""
@@ -112,7 +112,7 @@ class Listeners:
                 self._changed()
         if line.leaving:
             self._leaves(rank[0])
-        if line.port and rank[0] in self._left_out:
+        if line.port and self._held(rank[0]):
             writer.write(msgspec.json.encode({"held": True}) + b"\n")
         if line.port or line.ask:
             writer.write(msgspec.json.encode(self._changes_message(line.ask)) + b"\n")

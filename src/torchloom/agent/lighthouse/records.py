@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, field
 
-from torchloom.model.quorum import LighthouseSite, QuorumMember, ReplicaChange, ReplicaOutcome, ReplicaSeat
+from torchloom.core.quorum import QuorumCandidate, QuorumState
+from torchloom.model.quorum import (
+    CutOff,
+    LighthouseSite,
+    LinkNotice,
+    QuorumMember,
+    ReplicaChange,
+    ReplicaOutcome,
+    ReplicaSeat,
+)
 
 CLOSED_KEPT = 256
 QUORUMS_APART = 1000
@@ -36,6 +46,12 @@ class BeaconRecord(Struct, kw_only=True):
     """Which of them must heal, and the step that they are given (core/quorum.py)."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Why a policy leaves this replica out, by door."""
+    cut_off: dict[str, CutOff] = field(default_factory=dict)
+    """Replicas that cannot reach all others, by door."""
+    notices: list[LinkNotice] = field(default_factory=list)
+    """What this node's agent has to report of them, and has not yet."""
+    noticed: int = 0
+    """Number of the newest notice."""
     changes: list[ReplicaChange] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     """Doors that were closed for good, the newest last."""
@@ -74,6 +90,7 @@ class SharedRecord(Struct, frozen=True):
     changes: list[ReplicaChange]
     closed: list[str]
     left_out: dict[str, str]
+    cut_off: dict[str, CutOff] = {}
 
 
 class ControlRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,6 +104,7 @@ class ControlRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         "outcome",
         "leave-out",
         "take-back",
+        "links",
         "move",
     ]
     door: str = ""
@@ -107,6 +125,7 @@ class ControlReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
     outcome: ReplicaOutcome | None = None
     failed: str = ""
     awaited: tuple[str, ...] = ()
+    notices: tuple[LinkNotice, ...] = ()
     away: bool = False
     """The lighthouse is on another node, which is not reached, or waits for the records of others."""
 
@@ -127,6 +146,11 @@ class LinkMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     number: int = 0
     ask: ControlRequest | None = None
     reply: ControlReply | None = None
+    attempt: tuple[str, ...] = ()
+    """Addresses of replicas that the node is to connect to, or …"""
+    tried: int = 0
+    """… the number of an attempt, and which of them did not answer."""
+    silent: tuple[str, ...] = ()
 
 
 def door_of(job: str, generation: int) -> str:
@@ -148,6 +172,7 @@ def shared(record: BeaconRecord) -> SharedRecord:
         changes=record.changes,
         closed=record.closed,
         left_out=record.left_out,
+        cut_off=record.cut_off,
     )
 
 
@@ -165,12 +190,15 @@ def keep(record: BeaconRecord, newer: SharedRecord) -> None:
         record.version, record.members = newer.version, dict(newer.members)
         record.left_out.clear()
         record.left_out.update(newer.left_out)
+        record.cut_off.clear()
+        record.cut_off.update(newer.cut_off)
 
 
 def move(record: BeaconRecord, site: LighthouseSite) -> None:
     """The lighthouse is there from now on. If that is here, it begins with what this node kept."""
     began, mine = record.site is None or site.term > record.term, site.node == record.node
     if began and mine and record.relays:
+        notice_all(record)  # the lighthouse before this one may have had no time to
         record.quorum_id += QUORUMS_APART
         record.gate_port = 0
     if began and not mine:
@@ -181,6 +209,39 @@ def move(record: BeaconRecord, site: LighthouseSite) -> None:
         if not mine or record.relays:
             record.answered, record.outdated = (), {}  # of a quorum that other nodes do not know
         record.site = site
+
+
+def state_of(record: BeaconRecord, now_s: float) -> QuorumState:
+    """With what a lighthouse begins. Members of the last quorum count as alive until their heartbeats show
+    it, or do not."""
+    living = {id: door for id, door in record.members.items() if door not in record.closed}
+    answered = {member.replica_id: member for member in record.answered}
+    return QuorumState(
+        {id: QuorumCandidate(door, now_s) for id, door in living.items()},
+        tuple(record.members),
+        record.quorum_id,
+        record.formed,
+        answered if answered.keys() <= living.keys() else {},
+        left_out=record.left_out,
+        cut_off=record.cut_off,
+        outdated=record.outdated,
+    )
+
+
+def notice(record: BeaconRecord, door: str, others: int, why: str = "") -> None:
+    """This node's agent is to report what is known of this replica's links."""
+    cut = record.cut_off.get(door, CutOff((), out=False))
+    record.noticed = max(record.noticed + 1, time.time_ns() // 1000)  # also after one of the same name
+    kept = [one for one in record.notices if one.door != door]
+    record.notices = [*kept, LinkNotice(record.noticed, door, cut.links, cut.out, others, why)]
+
+
+def notice_all(record: BeaconRecord) -> None:
+    for door in record.members.values():
+        if door not in record.cut_off:
+            notice(record, door, 0)
+    for door in record.cut_off:
+        notice(record, door, len(record.members))
 
 
 def read(path: Path) -> BeaconRecord | None:

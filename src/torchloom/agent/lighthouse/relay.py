@@ -18,6 +18,7 @@ import msgspec
 
 from torchloom.agent.lighthouse import records, tunnel
 from torchloom.agent.lighthouse.control_socket import ControlSocket
+from torchloom.agent.lighthouse.link_checks import unanswered
 from torchloom.agent.lighthouse.records import BeaconRecord, ControlReply, ControlRequest, LinkMessage
 from torchloom.agent.lighthouse.tunnel import Tunnel, TunnelFailed
 from torchloom.agent.neighbour.channel import NeighbourFailed
@@ -42,6 +43,7 @@ class Relay:
         self._ready = asyncio.Condition()
         self._replies: dict[int, asyncio.Future[ControlReply]] = {}
         self._numbers = itertools.count(1)
+        self._trying: set[asyncio.Task[None]] = set()
         self._agents = ControlSocket(self._do)
         self._carried = 0
         """Connections of workers."""
@@ -177,11 +179,21 @@ class Relay:
             while True:
                 message = msgspec.json.decode(await link.read(), type=LinkMessage)
                 self._keep(link, message)
+                if message.attempt:
+                    trying = asyncio.create_task(self._try(link, message))
+                    self._trying.add(trying)
+                    trying.add_done_callback(self._trying.discard)
                 waiting = self._replies.pop(message.number, None)
                 if message.reply is not None and waiting is not None and not waiting.done():
                     waiting.set_result(message.reply)
         finally:
             link.close()
+
+    async def _try(self, link: Tunnel, message: LinkMessage) -> None:
+        """Report which replicas of other nodes do not answer this one."""
+        silent = tuple(await unanswered(message.attempt))
+        if self._link is link:
+            link.write(msgspec.json.encode(LinkMessage(tried=message.number, silent=silent)))
 
     def _keep(self, link: Tunnel, message: LinkMessage) -> None:
         """On disk before the lighthouse learns that it is."""
@@ -191,7 +203,7 @@ class Relay:
         record.version, record.quorum_id = message.record.version, message.record.quorum_id
         record.formed, record.members = message.record.formed, message.record.members
         record.changes, record.closed = message.record.changes, message.record.closed
-        record.left_out = message.record.left_out
+        record.left_out, record.cut_off = message.record.left_out, message.record.cut_off
         self._save()
         link.write(msgspec.json.encode(LinkMessage(kept=record.version)))
 

@@ -82,7 +82,7 @@ class Follower:
         if self._quiet:
             print(json.dumps(last))
         else:
-            self._screen.say(story.summary(last), "good" if last["state"] == "completed" else "bad")
+            self._say(story.summary(last), "good" if last["state"] == "completed" else "bad")
         return exit_code(last, interrupted=self._interrupts > 0)
 
     # ---- the terminal ----
@@ -114,16 +114,20 @@ class Follower:
                 case "logs-done":
                     logs_done = True
                 case "say":
-                    self._screen.say(body["text"])
+                    self._say(body["text"])
                 case "fatal":
                     raise body["error"]
         return last
+
+    def _say(self, text: str, mark: str = "") -> None:
+        """One sentence of our own."""
+        self._screen.say(text, mark)
 
     def _show_log(self, body: dict[str, Any]) -> None:
         if self._shown is not None and body["rank"] not in self._shown:
             return
         if body["lost_bytes"]:
-            self._screen.say(f"{body['lost_bytes']} bytes of rank {body['rank']}'s log were dropped")
+            self._say(f"{body['lost_bytes']} bytes of rank {body['rank']}'s log were dropped")
         self._screen.output(body["rank"], body["text"], body.get("at_ns", 0))
         self._screen.flush()
 
@@ -131,7 +135,7 @@ class Follower:
         if self._quiet:
             return
         for sentence, mark in self._story.tell(view):
-            self._screen.say(sentence, mark)
+            self._say(sentence, mark)
         if not view["ended"]:
             self._screen.status(story.status_line(view))
 
@@ -156,7 +160,7 @@ class Follower:
         kill = self._interrupts > 1
         self._acted = 2 if kill else 1
         text = "killing it" if kill else "stopping at the next step boundary; Ctrl-C again kills"
-        self._screen.say(f"interrupted: {text}")
+        self._say(f"interrupted: {text}")
         threading.Thread(target=self._stop, args=(kill,), daemon=True).start()
 
     def _stop(self, kill: bool) -> None:

@@ -92,6 +92,9 @@ class ReplicaFollower(Follower):
         marked = "\n".join(f"{replica} {line}" for line in body["text"].removesuffix("\n").split("\n"))
         super()._show_log({**body, "text": marked})
 
+    def _say(self, text: str, mark: str = "") -> None:
+        super()._say(text if text.startswith(self._job) else f"{self._job}: {text}", mark)
+
     @contextlib.contextmanager
     def all_signals(self) -> Iterator[None]:
         with super()._signals():

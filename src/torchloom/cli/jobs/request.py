@@ -29,6 +29,8 @@ def job_request(
     kind = "module" if options.module else "command" if options.no_python else "script"
     if "LOOM_ADDRESS" not in env:
         _check_target(kind, options.script, cwd)
+    if options.min_replicas is not None and options.replicas is None:
+        raise UsageError("--min-replicas is for torchft jobs: use it with --replicas N.")
     forwarded = forward(env, options.env, whole_shell or options.env_all)
     body: JobRequest = {
         "name": job_name(options, env),

@@ -176,7 +176,7 @@ def _say(group: str, tally: Tally, windows: Sequence[RankWindow]) -> Finding:
         kind="divergence",
         ranks=tuple(sorted(tally.behind)),
         node=words.node_of(late),
-        sentence=f"{words.whom(late)} left out {number} of group {group} after step {step} that "
+        sentence=f"{words.whom(late)} left out {number}{words.of_group(group)} after step {step} that "
         f"{words.ranks_text(others)} made: what it exchanges since then belongs to another step than theirs",
         confidence=0.97,
         certain=True,

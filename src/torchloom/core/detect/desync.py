@@ -97,12 +97,13 @@ def _judge(
             f"{words.ranks_text(w.rank for w, _ in here if said[w.rank] == s)}: {_say(s)}"
             for s in sorted(votes)
         )
-        sentence = f"ranks do not agree about #{example.group_seq} of group {example.group}: {sides}"
+        sentence = f"ranks do not agree about #{example.group_seq}{words.of_group(example.group)}: {sides}"
         sentence += _departed(here, said, uneven)
     else:
         sentence = (
-            f"{names} called {_say(said[odd[0][0].rank])} as #{example.group_seq} of group {example.group} "
-            f"where {words.ranks_text(others)} called {_say(usual)}"
+            f"{names} called {_say(said[odd[0][0].rank])} as "
+            f"#{example.group_seq}{words.of_group(example.group)} where "
+            f"{words.ranks_text(others)} called {_say(usual)}"
         )
     return Finding(
         kind="desync",

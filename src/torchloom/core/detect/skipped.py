@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from torchloom.core.detect.graph import Graph
 from torchloom.core.detect.window import PAIRWISE, RankWindow
+from torchloom.core.detect.words import of_group
 
 STEADY = 8
 """Steps in a row with the same number of collectives after which it is known how many are due."""
@@ -52,7 +53,7 @@ def collectives(circle: Iterable[int], graph: Graph, by_rank: Mapping[int, RankW
     for rank, group in sorted(missed.items()):
         number = _fewer(by_rank[rank], group)
         if number:
-            found.append(LeftOut(rank, f"{number} collective{'s' * (number > 1)} of group {group}"))
+            found.append(LeftOut(rank, f"{number} collective{'s' * (number > 1)}{of_group(group)}"))
     return found
 
 

@@ -120,7 +120,7 @@ def _sampled(name: str, members: Sequence[tuple[RankWindow, int]]) -> Finding | 
 def _say(
     name: str, number: int, said: Mapping[int, str], windows: Sequence[RankWindow], where: str = ""
 ) -> Finding:
-    at = f"{where or f'#{number}'} of group {name}"
+    at = f"{where or f'#{number}'}{words.of_group(name)}"
     votes = Counter(said.values())
     (usual, most), (_, second) = votes.most_common(2)
     odd = {r: text for r, text in said.items() if most == second or text != usual}

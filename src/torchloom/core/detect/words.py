@@ -96,7 +96,12 @@ def change(before_s: float, after_s: float) -> str:
 def operation(collective: Collective) -> str:
     """`all_reduce #4211 of group dp`."""
     number = f" #{collective.group_seq}" if collective.group_seq else ""
-    return f"{collective.op}{number} of group {collective.group}"
+    return f"{collective.op}{number}{of_group(collective.group)}"
+
+
+def of_group(name: str) -> str:
+    """` of group dp`; nothing for a group without a name, as torchft makes them."""
+    return f" of group {name}" if name else ""
 
 
 def doing(window: RankWindow) -> str:

@@ -36,6 +36,7 @@ from torchloom.model.events import (
     RanksAnswered,
     RendezvousLost,
     RendezvousStarted,
+    ReplicaLinksReported,
     ReplicasMeasured,
     RestoreDiffered,
     ScriptFailed,
@@ -69,6 +70,7 @@ _OF_AN_AGENT = (
     | NodeLeft
     | RanksAnswered
     | RendezvousLost
+    | ReplicaLinksReported
     | DeviceHealthReported
     | DeviceWearReported
 )
@@ -80,7 +82,13 @@ def is_of_an_agent(event: Event, node: str) -> bool:
 
 
 def speaks_for_another_node(fleet: Fleet, event: Event) -> bool:
-    """Whether an agent reports the result of another node's effect, or about another node's worker."""
+    """Whether an agent reports the result of another node's effect, or about another node's worker or
+    lighthouse."""
+    if isinstance(event, ReplicaLinksReported):
+        mine = fleet.jobs.get(event.job)
+        seat = mine.spec.replica if mine is not None else None
+        place = fleet.lighthouses.get(seat.set) if seat is not None else None
+        return place is None or place.node != event.node
     if isinstance(event, _RESULTS):
         effect = fleet.outbox.get(event.effect)
         return effect is not None and effect.node != event.node

@@ -94,12 +94,15 @@ def is_under_way(job: Job, incident: Incident, action: str) -> bool:
 
 def is_held(job: Job) -> bool:
     """Whether it waits because it is left out: then it makes no step, and that is no fault."""
-    return job.left_out is not None and job.left_out.state in ("leaving", "out")
+    cut = job.cut_off is not None and job.cut_off.out
+    return cut or (job.left_out is not None and job.left_out.state in ("leaving", "out"))
 
 
 def seat_note(job: Job) -> str:
     """Of a replica that trains with the others for a while, or not at all: its state does not show it."""
-    left = job.left_out
+    left, cut = job.left_out, job.cut_off
+    if cut is not None and cut.out and not job.ended:
+        return f"; left out of the quorum because it cannot reach all others ({cut.incident})"
     if left is None or job.ended:
         return ""
     if is_held(job):

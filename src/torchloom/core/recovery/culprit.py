@@ -40,6 +40,7 @@ def charge(incident: Incident, report: ExitReport, withheld: Sequence[str] = ())
     nobody = incident.kind in (
         "store-lost",
         "node-lost",
+        "link-broken",
         "device-failed",
         budget.STORE_AWAY,
         budget.TAKEN_OVER,
@@ -154,10 +155,13 @@ def verdict(culprit: ExitReport) -> str:
 
 
 def missing_variable(culprit: ExitReport, withheld: Sequence[str]) -> str:
-    """A hint if the script's error names a variable that its submitter had and did not forward."""
+    """A hint if the script's error names a variable that it has not: its submitter had it and did not forward
+    it, or it is one of torchft's."""
     if culprit.end is None or not culprit.end.exception:
         return ""
     said = culprit.end.message
+    if culprit.end.exception == "KeyError" and said.strip().strip("'\"") == "TORCHFT_LIGHTHOUSE":
+        return "a script of torchft needs a lighthouse: `loom run --replicas N` gives it one"
     for name in withheld:
         looked_up = culprit.end.exception == "KeyError" and said.strip().strip("'\"") == name
         if looked_up or (

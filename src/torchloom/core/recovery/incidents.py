@@ -62,11 +62,12 @@ def generation_ended(turn: Turn, job: Job, incident: str, reason: str) -> Ending
 def close_findings(turn: Turn, job: Job, ending: Ending, keep: str = "") -> None:
     """Close all incidents of a generation with it; `keep` is the incident of the recovery itself."""
     kept = turn.fleet.incidents.get(keep)
-    for id in (*job.findings.values(), *job.silent.values()):
+    cut = (job.cut_off.incident,) if job.cut_off is not None else ()
+    for id in (*job.findings.values(), *job.silent.values(), *cut):
         incident = turn.fleet.incidents.get(id)
         if incident is not None and incident.open and id != keep:
             close(turn, job, incident, ending, kept)
-    job.findings, job.left_out = {}, None
+    job.findings, job.left_out, job.cut_off = {}, None, None
     job.silent = {node: id for node, id in job.silent.items() if id == keep}
 
 

@@ -140,6 +140,11 @@ def test_an_error_that_names_a_variable_which_was_not_forwarded_says_how_to_forw
         ("RuntimeError", "set MY_KEY in the environment first", hint),
         ("KeyError", "'HOST'", hint.replace("MY_KEY", "HOST")),
         ("KeyError", "'OTHER'", ""),
+        (
+            "KeyError",
+            "'TORCHFT_LIGHTHOUSE'",
+            "; a script of torchft needs a lighthouse: `loom run --replicas N` gives it one",
+        ),
         ("RuntimeError", "MY_KEYS and NOT_MY_KEY are missing", ""),
         ("RuntimeError", "the HOST is gone", ""),
     ):
