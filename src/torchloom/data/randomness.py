@@ -179,10 +179,8 @@ class _Draws:
         samples: list[Any] = []
         add, usual = samples.append, FIRST  # most samples of a dataset draw as much as the one before
         one.forget()
-        # The words go straight from the list to where they belong: every name more would be looked up 64 times.
-        for given.raw, index in zip(  # noqa: B020
-            all_words_of(self._prefix, self._indices), self._coming, strict=True
-        ):
+        # The words go straight from the list to where they belong: every name besides takes its time.
+        for given.raw, index in zip(all_words_of(self._prefix, self._indices), self._coming, strict=True):
             position.value = FIRST
             add(read(index))
             if position.value != usual:

@@ -54,10 +54,10 @@ def anonymous(size: int) -> Region:
 def large_pages(tensors: Iterable[torch.Tensor]) -> None:
     """Ask that memory of tensors that were not written yet comes in large pages, which are quicker to make.
 
-    Hints to the kernel that change nothing else; torch does the same under THP_MEM_ALLOC_ENABLE. The allocator
-    has written its note before each tensor: the large page around it has a small one inside already and would
-    come in small ones, half of the memory where tensors have 4 MB. So these are put together at once
-    (Linux 6.1; older ones refuse, and it only takes longer).
+    Hints to the kernel that change nothing else; torch does the same under THP_MEM_ALLOC_ENABLE. The
+    allocator has written its note before each tensor: the large page around it has a small one inside already
+    and would come in small ones, half of the memory where tensors have 4 MB. So these are put together at
+    once (Linux 6.1; older ones refuse, and it only takes longer).
     """
     ranges: list[tuple[int, int]] = []
     notes: list[int] = []

@@ -78,9 +78,9 @@ def _shown(key: object) -> str:
 def local_part(tensor: Any) -> torch.Tensor:
     """The memory of this process: a shard's own part, or the tensor itself."""
     if not is_shard(tensor):
-        return tensor.detach()  # type: ignore[no-any-return]
+        return tensor.detach()
     with torch.no_grad():  # a node of autograd would take ten times as long, and nobody wants it
-        return tensor.to_local().detach()  # type: ignore[no-any-return]
+        return tensor.to_local().detach()
 
 
 def is_shard(tensor: Any) -> bool:
