@@ -11,18 +11,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-_HUGE, _COLLAPSE = 14, 25  # MADV_HUGEPAGE, MADV_COLLAPSE
+_HUGE = 14  # MADV_HUGEPAGE
 _LARGE = 2 << 20
-_WORTH_S, _PATIENCE_S = 0.0005, 0.005
-"""To put one large page together is worth the time that its small ones would take; on a busy host it takes
-longer, because the kernel waits for every core: then it is left after a few."""
 
 
 class Region:
@@ -54,34 +50,21 @@ def anonymous(size: int) -> Region:
 def large_pages(tensors: Iterable[torch.Tensor]) -> None:
     """Ask that memory of tensors that were not written yet comes in large pages, which are quicker to make.
 
-    Hints to the kernel that change nothing else; torch does the same under THP_MEM_ALLOC_ENABLE. The
-    allocator has written its note before each tensor: the large page around it has a small one inside already
-    and would come in small ones, half of the memory where tensors have 4 MB. So these are put together at
-    once (Linux 6.1; older ones refuse, and it only takes longer).
+    A hint to the kernel that changes nothing else; torch does the same under THP_MEM_ALLOC_ENABLE.
     """
     ranges: list[tuple[int, int]] = []
-    notes: list[int] = []
     for tensor in sorted((t for t in tensors if t.device.type == "cpu"), key=lambda t: t.data_ptr()):
         start, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
         if ranges and start - ranges[-1][1] < 2 * mmap.PAGESIZE:  # its neighbour: large pages may span both
             ranges[-1] = ranges[-1][0], stop
-            notes.append(start // _LARGE * _LARGE)
         else:
             ranges.append((start, stop))
     with suppress(AttributeError, OSError):
         advise = ctypes.CDLL(None).madvise
-        whole: set[int] = set()
         for start, stop in ranges:
             start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
             if stop - start >= _LARGE:
                 advise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _HUGE)
-                whole.update(range(-(-start // _LARGE) * _LARGE, stop - _LARGE + 1, _LARGE))
-        until = time.monotonic() + _PATIENCE_S
-        for note in sorted(whole.intersection(notes)):
-            if time.monotonic() > until:
-                return
-            advise(ctypes.c_void_p(note), ctypes.c_size_t(_LARGE), _COLLAPSE)
-            until += _WORTH_S
 
 
 def file_backed(path: Path, size: int) -> Region:
