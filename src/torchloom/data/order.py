@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from torchloom.core.config.batch_shares import WHOLE, LightRanks
@@ -247,21 +247,22 @@ def words_of(*key: int | str) -> bytes:
 def all_words_of(prefix: tuple[int | str, ...], lasts: Sequence[int]) -> list[bytes]:
     """64 random bytes for each (*prefix, last): the words of the prefix, each advanced so many times and then
     mixed (splitmix64). The more at once, the cheaper each."""
-    begun, numpy = words_of(*prefix), _numpy()
+    begun, numpy = _begun_words(prefix), _numpy()
     if numpy is None or len(lasts) < _FEW:
         return _few_words_of(begun, lasts)
-    step, *mixes = _constants()
+    step, last_shift, row, *mixes = _constants()
     try:
-        steps = numpy.array(lasts, numpy.uint64) * step
+        steps = numpy.fromiter(lasts, numpy.uint64, len(lasts))
     except OverflowError:  # negative, or of more than 64 bits
         return _few_words_of(begun, lasts)
+    steps *= step
     words = numpy.add.outer(steps, numpy.frombuffer(begun, "<u8"))
     shifted = numpy.empty_like(words)
     for shift, factor in mixes:
         words ^= numpy.right_shift(words, shift, shifted)
         words *= factor
-    words ^= numpy.right_shift(words, _LAST_SHIFT, shifted)
-    found: list[bytes] = words.astype("<u8", copy=False).view("V64").ravel().tolist()
+    words ^= numpy.right_shift(words, last_shift, shifted)
+    found: list[bytes] = words.astype("<u8", copy=False).view(row).ravel().tolist()
     return found
 
 
@@ -270,11 +271,19 @@ def _few_words_of(begun: bytes, lasts: Sequence[int]) -> list[bytes]:
     return [struct.pack("<8Q", *(_mixed(word + last * _STEP & _LONG) for word in own)) for last in lasts]
 
 
+@lru_cache(maxsize=8)
+def _begun_words(prefix: tuple[int | str, ...]) -> bytes:
+    """All batches of an epoch begin with the same."""
+    return words_of(*prefix)
+
+
 @cache
 def _constants() -> Any:
+    """Arrays of no dimension: NumPy takes half as long with them as with numbers of its own."""
     numpy = _numpy()
-    mixes = [(numpy.uint64(shift), numpy.uint64(factor)) for shift, factor in _MIXES]
-    return numpy.uint64(_STEP), *mixes
+    one = partial(numpy.array, dtype=numpy.uint64)
+    mixes = [(one(shift), one(factor)) for shift, factor in _MIXES]
+    return one(_STEP), one(_LAST_SHIFT), numpy.dtype("V64"), *mixes
 
 
 def _mixed(word: int) -> int:

@@ -72,7 +72,10 @@ class SeededReading:
                 samples = draws.read(read, prefix, indices)
             finally:
                 changed = _put_back(present, before)
-            again = {generator.name for generator in generators()[len(present) :]}  # imported just now
+            now = generators()
+            if now is present and changed == self._drawn and not draws.long:
+                return samples  # as in the batch before
+            again = {generator.name for generator in now[len(present) :]}  # imported just now
             if self._drawn is not None:
                 again |= (changed - self._drawn) | draws.long
             self._drawn = again | draws.drawn | (self._drawn or set())
@@ -172,16 +175,26 @@ class _Draws:
 
     def _read_briefly(self, read: Callable[[int], Any], one: Generator) -> list[Any]:
         assert one.twister is not None
-        given, position, samples = one.twister.given, one.twister.position, []
+        given, position = one.twister.given, one.twister.position
+        samples: list[Any] = []
+        add, usual = samples.append, FIRST  # most samples of a dataset draw as much as the one before
         one.forget()
-        for words, index in zip(all_words_of(self._prefix, self._indices), self._coming, strict=True):
-            given.raw, position.value = words, FIRST
-            samples.append(read(index))
-            if not FIRST <= position.value < FIRST + TO_KEEP_ONE:
-                one.forget()
-                if position.value < FIRST:
-                    self.long.add(one.name)
+        # The words go straight from the list to where they belong: every name besides takes its time.
+        for given.raw, index in zip(all_words_of(self._prefix, self._indices), self._coming, strict=True):
+            position.value = FIRST
+            add(read(index))
+            if position.value != usual:
+                usual = self._look_at(one, position.value)
         return samples
+
+    def _look_at(self, one: Generator, position: int) -> int:
+        """A sample has left the generator there; the position after which there is nothing to look at."""
+        if FIRST <= position < FIRST + TO_KEEP_ONE:
+            return position
+        one.forget()
+        if position < FIRST:
+            self.long.add(one.name)
+        return FIRST
 
     def _number(self) -> int:
         """Which of the samples is being read now."""

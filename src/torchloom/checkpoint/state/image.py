@@ -23,7 +23,7 @@ import torch
 
 from torchloom.checkpoint.leaves import sharing
 from torchloom.checkpoint.memory.header import BLOCK, block_count
-from torchloom.checkpoint.state.moving import move
+from torchloom.checkpoint.state.moving import move, place
 from torchloom.checkpoint.state.region import Region
 from torchloom.checkpoint.state.tree import DTYPES, Encoder, Record
 from torchloom.errors import CheckpointDamaged
@@ -48,14 +48,7 @@ class Image:
     def copy_into(self, region: Region) -> None:
         """Stage: one copy of everything."""
         region.bytes[: len(self.head)] = self.head
-        tensors = [
-            (at, tensor) for at, tensor in zip(self.places, self.tensors, strict=True) if tensor.numel()
-        ]
-        with torch.no_grad():
-            move(
-                [_place(region.tensor, at, tensor) for at, tensor in tensors],
-                [tensor for _, tensor in tensors],
-            )
+        move(region.tensor, self.places, self.tensors)
 
 
 def plan(trees: Mapping[str, Any]) -> Image:
@@ -152,7 +145,7 @@ class Reading:
         """Copy tensors to where they are wanted."""
         wanted = [(self._first + int(record["at"]), target) for record, target in targets if target.numel()]
         if wanted:
-            inside = [_place(self._buffer, at, target) for at, target in wanted]
+            inside = [place(self._buffer, at, target) for at, target in wanted]
             with torch.no_grad():
                 torch._foreach_copy_([target for _, target in wanted], inside)
 
@@ -161,11 +154,6 @@ def sum_blocks(region: Region, size: int) -> torch.Tensor:
     """The sums of all blocks of an image, whose region is a whole number of blocks."""
     words = region.tensor[: block_count(size) * BLOCK].view(torch.int64)
     return words.view(-1, BLOCK // 8).sum(1)
-
-
-def _place(buffer: torch.Tensor, at: int, tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes from `at` on as a tensor of the same kind."""
-    return buffer[at : at + tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
 
 
 def _numel(shape: list[int]) -> int:

@@ -25,18 +25,26 @@ def alone() -> None:
 
 
 def beside(work: Callable[[], None], name: str) -> threading.Thread | None:
-    """Run it on a separate thread; None if this process may not have another one."""
-    thread = threading.Thread(target=_alone, args=(work,), name=name, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return None
+    """Run it on a separate thread; None if this process may not have another one.
+
+    The thread begins when this call returns: one that has just been started keeps the interpreter until it
+    waits for something, and whoever starts it would wait for that.
+    """
+    may_begin = threading.Lock()
+
+    def begin() -> None:
+        with may_begin:
+            pass
+        alone()
+        work()
+
+    thread = threading.Thread(target=begin, name=name, daemon=True)
+    with may_begin:
+        try:
+            thread.start()
+        except RuntimeError:
+            return None
     return thread
-
-
-def _alone(work: Callable[[], None]) -> None:
-    alone()
-    work()
 
 
 def work_on(threads: int, work: Callable[[int], None]) -> None:

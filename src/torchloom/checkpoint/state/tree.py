@@ -77,8 +77,10 @@ def _shown(key: object) -> str:
 
 def local_part(tensor: Any) -> torch.Tensor:
     """The memory of this process: a shard's own part, or the tensor itself."""
-    local: torch.Tensor = tensor.to_local() if is_shard(tensor) else tensor
-    return local.detach()
+    if not is_shard(tensor):
+        return tensor.detach()
+    with torch.no_grad():  # a node of autograd would take ten times as long, and nobody wants it
+        return tensor.to_local().detach()
 
 
 def is_shard(tensor: Any) -> bool:
@@ -100,6 +102,8 @@ class Encoder:
         self._ids: dict[int, tuple[int, Any]] = {}
         self._within: set[int] = set()
         """Containers that are being encoded."""
+        self._offsets: dict[tuple[object, ...], list[int]] = {}
+        """Where shards lie, by what decides it: most tensors of a model have one of a few shapes."""
 
     def encode(self, value: Any, path: Path) -> Any:
         """The JSON form. Raises UsageError for what cannot be saved."""
@@ -220,52 +224,52 @@ class Encoder:
         return {"$ndarray": self._ids[id(value)][0]}
 
     def _any_tensor(self, value: torch.Tensor, path: Path) -> dict[str, Any]:
-        if is_shard(value):
-            if any(placement.is_partial() for placement in value.placements):
-                raise refusal(path, value, "it is a partial sum")
-        elif type(value) not in _KINDS:
+        kind: type = type(value)
+        if kind in _KINDS:
+            if value.is_quantized:
+                return self._quantised(value, path)
+            number = self._tensor(value, value.detach(), {"path": told(path)}, path)
+            if kind is nn.Parameter:
+                return {"$parameter": [number, value.requires_grad]}
+            return {"$wanted": number} if value.requires_grad and value.is_leaf else {"$tensor": number}
+        if not is_shard(value):
             raise refusal(path, value)
-        elif value.is_quantized:
-            return self._quantised(value, path)
-        number = self._tensor(value, path)
-        if is_shard(value):
-            return {"$tensor": number}
-        if type(value) is nn.Parameter:
-            return {"$parameter": [number, value.requires_grad]}
-        return {"$wanted": number} if value.requires_grad and value.is_leaf else {"$tensor": number}
+        shard: Any = value
+        if any(placement.is_partial() for placement in shard.placements):
+            raise refusal(path, value, "it is a partial sum")
+        record = {"path": told(path), "whole": list(shard.shape), "offset": self._offset(shard)}
+        return {"$tensor": self._tensor(value, local_part(shard), record, path)}
 
     def _quantised(self, value: torch.Tensor, path: Path) -> dict[str, Any]:
         name = str(value.dtype).removeprefix("torch.")
         if name not in _QUANTISED:
             raise refusal(path, value, f"it is of {value.dtype}")
-        about: dict[str, Any] = {"ints": self._tensor(value.int_repr(), path)}
+        about: dict[str, Any] = {"ints": self._part(value.int_repr(), path)}
         if value.qscheme() == torch.per_tensor_affine:
             return {"$quantised": about | {"scale": value.q_scale(), "zero": value.q_zero_point()}}
         if value.qscheme() == torch.per_channel_affine:
             scales, zeros = value.q_per_channel_scales(), value.q_per_channel_zero_points()
-            about |= {"scales": self._tensor(scales, path), "zeros": self._tensor(zeros, path)}
+            about |= {"scales": self._part(scales, path), "zeros": self._part(zeros, path)}
             return {"$quantised": about | {"axis": value.q_per_channel_axis()}}
         raise refusal(path, value, f"its scheme is {value.qscheme()}")
 
-    def _tensor(self, tensor: torch.Tensor, path: Path) -> int:
-        local = local_part(tensor)
+    def _part(self, tensor: torch.Tensor, path: Path) -> int:
+        return self._tensor(tensor, tensor.detach(), {"path": told(path)}, path)
+
+    def _tensor(self, tensor: torch.Tensor, local: torch.Tensor, record: Record, path: Path) -> int:
         if local.layout is not torch.strided or local.device.type == "meta" or local.is_nested:
             raise refusal(path, tensor, "it is not a plain tensor")
         if local.dtype not in _TENSORS:
             raise refusal(path, tensor, f"it is of {local.dtype}")
-        record: Record = {"path": told(path)}
-        if is_shard(tensor):
-            record["whole"] = list(tensor.shape)
-            record["offset"] = list(offset_of(tensor))
-        flags = local.is_conj(), local.is_neg()  # the same memory, other values
-        offset = str(record.get("offset"))
         key: tuple[object, ...] = (
             local.data_ptr(),
             local.dtype,
-            tuple(local.shape),
+            local.shape,
             local.stride(),
-            flags,
-            offset,
+            local.is_conj(),  # the same memory, other values
+            local.is_neg(),
+            tuple(record.get("offset", ())),
+            "whole" in record,
         )
         if not local.numel():  # without memory, only the object itself identifies it
             self._ids[id(tensor)] = -1, tensor
@@ -273,6 +277,12 @@ class Encoder:
         if key not in self._known:
             self._known[key] = self._add(local, record)
         return self._known[key]
+
+    def _offset(self, shard: Any) -> list[int]:
+        kind = (shard.shape, id(shard.device_mesh), shard.placements)
+        if kind not in self._offsets:
+            self._offsets[kind] = list(offset_of(shard))
+        return list(self._offsets[kind])
 
     def _add(self, local: torch.Tensor, record: Record) -> int:
         record |= {"dtype": _NAMES[local.dtype], "shape": list(local.shape)}
