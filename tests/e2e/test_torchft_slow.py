@@ -28,7 +28,10 @@ def step_s(job: Replicas, index: int, since: int, replicas: int) -> float:
     """The median time from step to step, of steps after this one that were made by so many."""
     counts = dict(job.steps(index))
     times = [(at, step) for at, step, _ in made_steps(job, index) if step > since]
-    taken = [b - a for (a, one), (b, two) in pairwise(times) if counts[one] == counts[two] == replicas]
+    # The script has perhaps made steps since the counts were read: those are not looked at.
+    taken = [
+        b - a for (a, one), (b, two) in pairwise(times) if counts.get(one) == counts.get(two) == replicas
+    ]
     return median(taken) / 1e9
 
 
