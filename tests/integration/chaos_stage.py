@@ -7,6 +7,7 @@ runs on the nodes.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -213,6 +214,8 @@ def running_stage(directory: Path, network: str) -> Iterator[Stage]:
             ending = [made.loom(host, "down", "--keep-jobs") for host in CONTROL]
             for process in ending:
                 process.communicate(timeout=300)
+            for host in NODES:  # kept for an agent that will not come: the homes are temporary
+                shutil.rmtree(made.homes[host].home.boxes, ignore_errors=True)
 
 
 class Training:
