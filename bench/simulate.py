@@ -331,7 +331,7 @@ def judging(sizes: Iterable[int]) -> list[dict[str, object]]:
             before, data = _messages(whole, known)
             del whole, known
             costs = []
-            for _ in range(3 if size < LARGE else 2):
+            for _ in range(7 if size < LARGE else 3):
                 board = board_for(size)
                 for message in before:
                     for block in codec.decode_window_batch(message).blocks:

@@ -20,9 +20,10 @@ from torchloom.core.detect import wide
 from torchloom.core.detect.board import WindowBoard
 from torchloom.core.detect.judge import AllLimits, Memory, judge
 from torchloom.core.detect.kept_steps import STEPS_KEPT
+from torchloom.core.detect.members import Members
 from torchloom.core.detect.wide_board import WideBoard
 from torchloom.core.detect.window_blocks import Packing
-from torchloom.model.windows import RankWindow, RefWindow, WindowBatch, WindowBlock
+from torchloom.model.windows import DeviceFacts, RankWindow, RefWindow, WindowBatch, WindowBlock
 from torchloom.model.worker import WorkerRef
 
 LOOKS = 60
@@ -103,6 +104,8 @@ class Both:
             # As bytes, because NaN is not equal to itself.
             told = [[replace(w, steps=tuple(w.steps)) for w in board] for board in self.boards]
             assert len({msgpack.encode(windows) for windows in told}) == 1
+            alone = [[_alone(w) for w in board.sketches(board.ranks)] for board in self.boards]
+            assert alone == [[_alone(w) for w in board] for board in self.boards]
         expected_memory, expected = judge(side_by_side, self.memories[0], AllLimits())
         memories = [expected_memory]
         for board, memory in zip(self.boards, self.memories[1:], strict=True):
@@ -113,6 +116,15 @@ class Both:
             memories.append(now)
         self.memories = memories
         return len(expected)
+
+
+def _alone(window: RankWindow) -> bytes:
+    """What a sketch of it has: nothing of its groups and collectives, and no steps, values or hashes."""
+    return msgpack.encode(
+        replace(
+            window, groups=(), collectives=(), steps=(), values={}, hashes=(), peaks={}, pairs=(), quorum=None
+        )
+    )
 
 
 @pytest.mark.parametrize("kind", get_args(FaultKind))
@@ -152,3 +164,34 @@ def test_the_same_over_arrays(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
         both.hear([replace(w, steps=all_[first - 1 : first - 1 + STEPS_KEPT]) for w, all_ in seen], lost=0.05)
         both.look()
     assert both.in_blocks > job.ranks
+
+
+@pytest.mark.parametrize("board", [WindowBoard, WideBoard])
+def test_members_follow_when_ranks_of_a_group_and_its_timeout_change(board: type[WindowBoard]) -> None:
+    """What is worked out of a group once must not outlive it: a group of the same name is made anew."""
+    job = windows(WideJob(ranks=4, seed=1))
+    name = job[0].groups[0].name
+    made = board(4)
+    for window in job:
+        made.put(window)
+    assert list(Members(made, name)) == [0, 1, 2, 3]
+    turned = [
+        replace(w, groups=(replace(w.groups[0], rank=3 - w.rank, timeout_s=7.0), *w.groups[1:])) for w in job
+    ]
+    for window in turned:
+        made.put(window)
+    now = Members(made, name)
+    assert [now[member][0].rank for member in range(4)] == [3, 2, 1, 0]
+    assert now.timeout_s == 7.0
+
+
+def test_the_sketch_of_a_rank_with_a_device_has_what_its_device_does() -> None:
+    job = [
+        replace(w, accelerator=DeviceFacts("busy", 3, "", 5, 0.25)) for w in windows(WideJob(ranks=4, seed=1))
+    ]
+    board, agent = WideBoard(4), Packing()
+    for _ in range(2):
+        _, blocks = agent.pack([RefWindow(WorkerRef("job", w.rank, 1, 1), w) for w in job])
+        for block in blocks:
+            board.take(block)
+    assert [w.accelerator for w in board.sketches(range(4))] == [w.accelerator for w in job]

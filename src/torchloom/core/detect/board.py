@@ -90,15 +90,25 @@ def state_marks(state: str) -> int:
 class GroupRows:
     """A process group as its ranks' windows show it."""
 
-    __slots__ = ("name", "place", "places", "ranks", "rows", "size")
+    __slots__ = ("_numbered", "name", "place", "places", "ranks", "rows", "size")
 
     def __init__(self, name: str, size: int) -> None:
         self.name, self.size = name, size
+        self._numbered: tuple[dict[int, int], float] | None = None
         self.rows: list[int] = []
         self.ranks: tuple[int, ...] = ()
         self.places: list[int] = []
         self.place: int | None = None
         """Its place in the tables of its ranks, if it is the same in all of them."""
+
+    def numbered(self, outlines: Sequence[RankWindow]) -> tuple[dict[int, int], float]:
+        """By rank within the group, which of its members that is (the last of those that say so), and the
+        longest timeout of these. Worked out once: most groups are never asked."""
+        if self._numbered is None:
+            there = [outlines[row].groups[at] for row, at in zip(self.rows, self.places, strict=True)]
+            of = {one.rank: member for member, one in enumerate(there)}
+            self._numbered = of, max([there[member].timeout_s for member in of.values()])
+        return self._numbered
 
 
 class WindowBoard(Sequence[RankWindow]):
@@ -273,7 +283,12 @@ class WindowBoard(Sequence[RankWindow]):
                 column[row] = -1
         elif self._groups is not None:
             for group, old in zip(groups, known, strict=True):
-                if group.name != old.name or group.size != old.size:
+                if (
+                    group.name != old.name
+                    or group.size != old.size
+                    or group.rank != old.rank
+                    or group.timeout_s != old.timeout_s
+                ):
                     self._groups = None
                     break
         for group, entered, waits in zip(groups, self._entered, self._waits, strict=False):
@@ -315,6 +330,11 @@ class WindowBoard(Sequence[RankWindow]):
     def by_rank(self) -> Mapping[int, RankWindow]:
         """The window of each rank."""
         return {window.rank: window for window in self._rows}
+
+    def sketches(self, ranks: Iterable[int]) -> list[RankWindow]:
+        """The windows of these ranks, of which everything may be asked that is about the rank alone: not its
+        groups, collectives, steps, values and hashes."""
+        return list(map(self.by_rank().__getitem__, ranks))
 
     def busy(self) -> Iterator[tuple[int, tuple[Collective, ...]]]:
         """The rows in a collective, in their order, each with its collectives."""

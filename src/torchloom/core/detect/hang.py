@@ -46,7 +46,7 @@ def hangs(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> lis
         return still.nobody_waits(windows, pace, limits)
     by_rank = board.by_rank()
     halted = {board.ranks[row] for row in board.marked(STOPPED) | board.marked(DEAD)}
-    absent = _absent(graph, by_rank, pace, limits, halted)
+    absent = _absent(graph, board, pace, limits, halted)
     circles = _circles(graph, by_rank, pace, limits)
     circling = {r for f in circles for r in f.ranks}
     inside, stalls = stalled(graph, by_rank, pace, limits, circling, bool(board.marked(DEAD)))
@@ -56,7 +56,7 @@ def hangs(windows: Sequence[RankWindow], pace: Pace, limits: StuckLimits) -> lis
 
 def _absent(
     graph: Graph,
-    by_rank: Mapping[int, RankWindow],
+    board: WindowBoard,
     pace: Pace,
     limits: StuckLimits,
     halted: Collection[int],
@@ -66,22 +66,25 @@ def _absent(
     If some will certainly not arrive, they are to blame, and the others are only mentioned. `halted`: ranks
     whose process is stopped or dead. Of all that wait in vain no windows are made.
     """
+    by_rank = board.by_rank()
     at_place: dict[Key, list[int]] = {}
     for rank, keys in graph.awaited.items():
         if rank not in graph.at:
-            main = max(keys, key=lambda k: (graph.waits[k].longest_s, k))
+            main = keys[0] if len(keys) == 1 else max(keys, key=lambda k: (graph.waits[k].longest_s, k))
             at_place.setdefault(main, []).append(rank)
     found = []
     for main, ranks in at_place.items():
         wait = graph.waits[main]
         allowed_s: dict[tuple[str, str, str], float] = {}
-        windows = [by_rank[r] for r in sorted(ranks)]
+        windows = board.sketches(sorted(ranks))
         gone = [w for w in windows if ended(w)] or [w for w in windows if is_out(w)]
         sure = gone or [w for w in windows if certainty(w, pace, limits)[0]]
-        for w in windows:
+        late = []
+        for w in () if sure else windows:
             if (place := _place(w)) not in allowed_s:
                 allowed_s[place] = _limit(w, wait, pace, limits).report_s
-        late = [w for w in windows if wait.longest_s >= allowed_s[_place(w)]]
+            if wait.longest_s >= allowed_s[place]:
+                late.append(w)
         culprits = sorted(sure or late, key=lambda w: w.rank)
         if not culprits:
             continue

@@ -265,9 +265,13 @@ def _remember_held(windows: WindowBoard, memory: Memory, stuck: Sequence[Finding
     told = windows.marked(PHASE)
     if not blamed and not memory.held and not told:
         return memory
-    concerned = blamed.keys() | memory.held.keys()
-    for row in [row for row, rank in enumerate(windows.ranks) if rank in concerned or row in told]:
-        window = windows[row]
+    outlines = windows.outlines()
+    ranks = [
+        rank
+        for row, rank in enumerate(windows.ranks)
+        if rank in memory.held or row in told or (rank in blamed and outlines[row].process.location)
+    ]
+    for window in windows.sketches(ranks):
         before = memory.held.get(window.rank)
         announced = window.phase not in PLAIN and window.phase not in EXCUSED
         if announced:

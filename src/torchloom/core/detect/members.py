@@ -19,15 +19,10 @@ class Members(Mapping[int, tuple[RankWindow, GroupPosition]]):
         """Of the job, in the order of the members."""
         self.size, self.timeout_s = 0, 0.0
         if (group := self._group) is not None:
-            outlines = board.outlines()
-            rows = zip(group.rows, group.places, strict=True)
-            there = [outlines[row].groups[place] for row, place in rows]
-            self._of = {one.rank: member for member, one in enumerate(there)}
-            self.ranks = group.ranks
-            if len(self._of) < len(there):  # two say that they are the same one
-                there = [there[member] for member in self._of.values()]
+            self._of, self.timeout_s = group.numbered(board.outlines())
+            self.ranks, self.size = group.ranks, group.size
+            if len(self._of) < len(group.ranks):  # two say that they are the same one
                 self.ranks = [group.ranks[member] for member in self._of.values()]
-            self.size, self.timeout_s = there[0].size, max([one.timeout_s for one in there])
 
     def __getitem__(self, rank: int) -> tuple[RankWindow, GroupPosition]:
         member = self._of[rank]

@@ -168,7 +168,7 @@ class Peers(Sequence[RankWindow]):
     def typical(self) -> dict[int, float]:
         """By rank, the median of its own times."""
         if self.table is not None:
-            return dict(zip(self.table.ranks, middles(self.table.own, axis=1).tolist(), strict=True))
+            return dict(zip(self.table.ranks, self.table.typical.tolist(), strict=True))
         return {rank: median(times) for rank, times in self.own.items() if times}
 
 

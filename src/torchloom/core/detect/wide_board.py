@@ -49,6 +49,7 @@ from torchloom.core.detect.window_numbers import (
     NumberLayout,
     numbers_of,
     skeleton_of,
+    sketch,
     whole,
 )
 from torchloom.core.detect.window_numbers import THROTTLED as THROTTLED_NS
@@ -365,6 +366,16 @@ class WideBoard(WindowBoard):
 
     def by_rank(self) -> Mapping[int, RankWindow]:
         return _ByRank(self)
+
+    def sketches(self, ranks: Iterable[int]) -> list[RankWindow]:
+        rows, found = list(ranks), []
+        for row, numbers in zip(rows, self._now()[rows, :HEAD].tolist(), strict=True):
+            shell = self._shells[row]
+            if shell is ABSENT:
+                raise KeyError(row)
+            kept = self._rows[row] is not _STALE or shell.accelerator is not None
+            found.append(self._window(row) if kept else sketch(shell, numbers))
+        return found
 
     def busy(self) -> Iterator[tuple[int, tuple[Collective, ...]]]:
         shells, inside = self._shells, self._inside

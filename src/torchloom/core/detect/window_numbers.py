@@ -153,17 +153,6 @@ def whole(
         told = _doubles(numbers[at : at + len(layout.values)])
         values = dict(zip(layout.values, told, strict=True))
         at += len(layout.values)
-    facts, state = skeleton.process, chr(numbers[STATE] if 32 < numbers[STATE] < 127 else _UNKNOWN)
-    if facts == _PLAIN:
-        process = ProcessFacts(state, numbers[CPU], numbers[DELAY], numbers[THROTTLED])
-    else:
-        process = replace(
-            facts,
-            state=state,
-            cpu_ns_per_step=numbers[CPU],
-            run_delay_ns_per_step=numbers[DELAY],
-            throttled_ns_per_step=numbers[THROTTLED],
-        )
     found = replace(
         skeleton,
         taken_ns=numbers[TAKEN],
@@ -173,11 +162,37 @@ def whole(
         steps=steps,
         groups=tuple(groups),
         values=values,
-        process=process,
+        process=_process(skeleton.process, numbers),
         hashes=hashes,
         collectives=skeleton.collectives if collectives is None else collectives,
     )
     return found if at == layout.width else _with_rest(found, layout, numbers[at:])
+
+
+def sketch(skeleton: RankWindow, numbers: Sequence[int]) -> RankWindow:
+    """The same without groups, values, steps and hashes that mean anything: for rules that ask what thousands
+    of ranks do. By the first numbers; of a window without a device."""
+    return replace(
+        skeleton,
+        taken_ns=numbers[TAKEN],
+        last_activity_ns=numbers[ACTIVE],
+        steps_done=numbers[DONE],
+        values_step=numbers[VALUES_STEP],
+        process=_process(skeleton.process, numbers),
+    )
+
+
+def _process(facts: ProcessFacts, numbers: Sequence[int]) -> ProcessFacts:
+    state = chr(numbers[STATE] if 32 < numbers[STATE] < 127 else _UNKNOWN)
+    if facts == _PLAIN:
+        return ProcessFacts(state, numbers[CPU], numbers[DELAY], numbers[THROTTLED])
+    return replace(
+        facts,
+        state=state,
+        cpu_ns_per_step=numbers[CPU],
+        run_delay_ns_per_step=numbers[DELAY],
+        throttled_ns_per_step=numbers[THROTTLED],
+    )
 
 
 def _with_rest(window: RankWindow, layout: NumberLayout, numbers: Sequence[int]) -> RankWindow:
