@@ -8,13 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
-from spawning import LONG_S, process_state, spawning, wait_until
+from spawning import LONG_S, base_environment, process_state, spawning, wait_until
+from torch.distributed import TCPStore
 
 from torchloom.errors import SpawnFailed
+from torchloom.spawner import store as store_keeper
 from torchloom.spawner.boxes import fence_of
 from torchloom.spawner.client import SpawnerGone
 from torchloom.spawner.launch import start_spawner
@@ -206,3 +209,47 @@ def test_an_orphaned_store_serves_on_and_ends_with_its_last_client(tmp_path: Pat
         assert find_keepers(one.socket) == [keeper.pid]
         assert client.communicate("go\n", timeout=LONG_S)[0] == "b'b'\n"
         wait_until(lambda: process_state(keeper.pid) in ("", "Z"), "the keeper to end by itself")
+
+
+def test_an_orphaned_store_counts_a_client_that_left_before_its_first_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_keeper, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(store_keeper, "_LOOKS_BEFORE_FIRST_CLIENT", 10**9)
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", server.port, is_master=False)
+    client.set("a", "b")
+    del client
+    nobody = 0
+    waiting = threading.Thread(
+        target=store_keeper.wait_until_useless, args=(server, nobody, server.port), daemon=True
+    )
+    waiting.start()
+    waiting.join(LONG_S)
+    assert not waiting.is_alive()
+
+
+def test_a_store_whose_spawner_died_before_it_began_ends_with_its_last_client(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    with store_keeper.listen("127.0.0.1", 0) as listener:
+        port, descriptor = listener.getsockname()[1], listener.fileno()
+        arguments = [str(descriptor), "127.0.0.1", str(port), str(dead.pid), str(tmp_path / "s")]
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", "torchloom.spawner.store", *arguments],
+            pass_fds=(descriptor,),
+            env=base_environment(),
+        )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", CLIENT_OF_A_STORE, str(port)],
+            input="go\n",
+            capture_output=True,
+            text=True,
+            timeout=LONG_S,
+        )
+        assert done.stdout == "up\nb'b'\n"
+        assert keeper.wait(LONG_S) == 0
+    finally:
+        keeper.kill()
+        keeper.wait()

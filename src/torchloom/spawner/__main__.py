@@ -6,6 +6,7 @@ Run it with the job's interpreter and options, as torchloom.spawner.launch does.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--idle-s", type=float, default=30.0, help="exit after this long without a client or worker"
     )
+    parser.add_argument("--loaded-fd", type=int, help="close this descriptor once torch's library is loaded")
     return parser.parse_args()
 
 
@@ -46,14 +48,21 @@ def main() -> None:
     except Refused as refusal:
         sys.exit(f"spawner: {refusal}")
     newborn: Become | None = None
+
+    def loaded() -> None:
+        if arguments.loaded_fd is not None:
+            os.close(arguments.loaded_fd)
+
     try:
         warmth = (
             Warmth(cold=True)
             if arguments.cold
-            else warm_up(arguments.preload, server.pump, arguments.learned, server.waited_for)
+            else warm_up(arguments.preload, server.pump, arguments.learned, server.waited_for, loaded)
         )
         if not arguments.cold:
             settle(hurry=server.waited_for())
+            warmth.done("the heap is frozen")
+            print(f"spawner: phases {json.dumps(warmth.phases)}", flush=True)  # read by bench/start.py
         server.warmed(warmth)
         server.run(lambda: warm_later(warmth))
     except Become as become:

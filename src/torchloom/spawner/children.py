@@ -256,6 +256,7 @@ class Children:
         wanted: socket.socket | None = None,
     ) -> int:
         """`wanted`: a reserve, which is told through it that it is in use."""
+        spawner = os.getpid()
         pid = fork_quietly()
         if pid:
             return pid
@@ -265,10 +266,11 @@ class Children:
             kept = (descriptor,) if wanted is None else (descriptor, wanted.fileno())
             child.leave_spawner(kept, for_exec=self.warmth.cold)
             if not self.warmth.cold:
-                store.keep(descriptor, host, port, None if wanted is None else partial(receive, wanted))
+                told = None if wanted is None else partial(receive, wanted)
+                store.keep(descriptor, host, port, spawner, told)
             os.set_inheritable(descriptor, True)
             program = [sys.executable, *child.interpreter_flags(), "-m", "torchloom.spawner.store"]
-            program += [str(descriptor), host, str(port), str(self._socket_path)]
+            program += [str(descriptor), host, str(port), str(spawner), str(self._socket_path)]
             os.execve(sys.executable, program, env)
         except BaseException as error:  # noqa: BLE001  # top of a process
             print(f"spawner: a store keeper failed to start: {error!r}", file=sys.stderr, flush=True)

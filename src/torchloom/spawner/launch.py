@@ -33,12 +33,14 @@ def start_spawner(
     idle_s: float = 30.0,
     cwd: Path | str | None = None,
     learned: str = "",
+    loaded_fd: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a spawner in its own session, logging to `<directory>/spawner-<key>.log`.
 
     `env` is the job's environment and must make torchloom importable for `interpreter`. `cwd` is the job's
     directory, needed only to read relative entries of PYTHONPATH as the job would. Poll the result (or ignore
-    SIGCHLD) so that no zombie stays: the spawner may leave before its starter.
+    SIGCHLD) so that no zombie stays: the spawner may leave before its starter. It closes `loaded_fd` once
+    torch's library is loaded.
     """
     directory = Path(directory)
     make_private(directory)
@@ -46,6 +48,7 @@ def start_spawner(
     command += ["--socket", str(socket_path(directory, key)), "--key", key, "--idle-s", f"{idle_s:g}"]
     command += ["--cold"] if cold else [word for module in preload for word in ("--preload", module)]
     command += ["--learned", learned] if learned and not cold else []
+    command += ["--loaded-fd", str(loaded_fd)] if loaded_fd is not None and not cold else []
     log = os.open(directory / f"spawner-{key}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         return subprocess.Popen(
@@ -56,6 +59,7 @@ def start_spawner(
             env=_absolute_python_path(spawner_environment(env), cwd),
             cwd="/",  # -m puts it on sys.path until start-up is done: it must hold no module
             start_new_session=True,
+            pass_fds=() if loaded_fd is None else (loaded_fd,),
         )
     finally:
         os.close(log)

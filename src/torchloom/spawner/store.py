@@ -39,13 +39,17 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def keep(
-    descriptor: int, host: str, port: int, wanted: Callable[[], tuple[object, object]] | None = None
+    descriptor: int,
+    host: str,
+    port: int,
+    spawner: int,
+    wanted: Callable[[], tuple[object, object]] | None = None,
 ) -> NoReturn:
     """Host the store on an inherited listening socket until killed. Never returns, runs no atexit handler.
 
-    A reserve waits with `wanted` until it is in use, and ends if it never is (reserves.py).
+    `spawner` is the pid of the process that forked it, which may be gone by now. A reserve waits with
+    `wanted` until it is in use, and ends if it never is (reserves.py).
     """
-    parent = os.getppid()
     status = 1
     try:
         if wanted is None:
@@ -64,7 +68,7 @@ def keep(
             if wanted()[0] is None:
                 os._exit(0)
             _take_name()
-        _wait_until_useless(store, parent, port)
+        wait_until_useless(store, spawner, port)
         status = 0
     except BaseException as error:  # noqa: BLE001  # top of a process: say it in the spawner's log, then end
         print(f"spawner: the store on port {port} failed: {error!r}", file=sys.stderr, flush=True)
@@ -82,15 +86,16 @@ def _reachable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
 
 
-def _wait_until_useless(store: Any, parent: int, port: int) -> None:
-    """An orphaned keeper serves while workers are connected, and ends once they are gone."""
-    own_connection, own_keys = 1, store.num_keys()
+def wait_until_useless(store: Any, spawner: int, port: int) -> None:
+    """An orphaned keeper serves while workers are connected, and ends once they are gone. It writes no key
+    itself: any key is a client's, also of one that came and went before the first look."""
+    own_connection = 1
     unused, patience = 0, _LOOKS_BEFORE_FIRST_CLIENT
     while unused < patience:
         time.sleep(_LOOK_EVERY_S)
-        if store.num_keys() > own_keys:
+        if store.num_keys() > 0:
             patience = _LOOKS_AFTER_LAST_CLIENT
-        alone = os.getppid() != parent and connections(port) <= own_connection
+        alone = os.getppid() != spawner and connections(port) <= own_connection
         unused = unused + 1 if alone else 0
 
 
@@ -126,8 +131,8 @@ def find_keepers(socket_path: Path | str) -> list[int]:
 
 
 def main() -> NoReturn:
-    """`python -m torchloom.spawner.store FD HOST PORT SOCKET` (the last only to be found by)."""
-    keep(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    """`python -m torchloom.spawner.store FD HOST PORT SPAWNER SOCKET` (the last only to be found by)."""
+    keep(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
 
 
 if __name__ == "__main__":

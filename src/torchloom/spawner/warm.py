@@ -22,6 +22,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torchloom.spawner.compiled_texts import CompiledTexts, default_path
+from torchloom.spawner.early_library import load_beside
+from torchloom.spawner.import_shortcuts import shortcuts
 from torchloom.spawner.learned_imports import Descriptors, LearnedImports, import_learned, read_list
 
 MODULES = (
@@ -35,7 +38,7 @@ LATER = ("torch.distributed.checkpoint",)
 OURS = ("torchloom.probe.worker",)
 
 _LOOK_EVERY_S = 0.02
-_PUMP_EVERY_S = 0.005
+_PUMP_EVERY_S = 0.02
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS",)
 """NumPy's OpenBLAS starts its threads when it is loaded; no other library we preload does."""
 
@@ -68,6 +71,13 @@ class Warmth:
     set_blas_threads: Callable[[int], Any] | None = None
     learned: LearnedImports = field(default_factory=LearnedImports)
     """What the job was seen to import, as far as it was imported here."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """When each phase of warming was over (time.monotonic), in order."""
+    texts: CompiledTexts | None = None
+    """What is to be saved for the next spawner once nobody waits."""
+
+    def done(self, phase: str) -> None:
+        self.phases[phase] = time.monotonic()
 
 
 def thread_count() -> int:
@@ -80,22 +90,35 @@ def warm_up(
     pump: Callable[[], None],
     learned: Path | None = None,
     hurry: Callable[[], bool] = lambda: False,
+    loaded: Callable[[], None] = lambda: None,
 ) -> Warmth:
     """Import everything; `pump` is called between imports so that the socket is answered meanwhile.
 
-    If somebody is in a `hurry` by then, what can be imported later is left for `warm_later`. The garbage
-    collector is off when this returns: call `settle` before the first fork.
+    `loaded` is called once torch's library is. If somebody is in a `hurry` after torch, what can be
+    imported later is left for `warm_later`. The garbage collector is off when this returns: call `settle`
+    before the first fork.
     """
     warmth = Warmth(cold=False)
     began = time.monotonic()
+    warmth.done("interpreter and the spawner's modules")
     gc.disable()
+    warmth.texts = CompiledTexts(default_path())
     descriptors = Descriptors()
     answer = pump if learned is None else partial(descriptors.around, pump)
     with _environment_for_import(), _pumped_imports(answer):
-        for name in (*OURS, *MODULES):
-            _import_one(name, warmth)
-        for name in () if hurry() else LATER:
-            _import_one(name, warmth)
+        with shortcuts(warmth.texts):
+            before = thread_count()
+            load_beside(thread_count)
+            loaded()
+            if thread_count() > before:
+                warmth.problem = "a thread that loaded torch's library is still there; use --spawn cold"
+            warmth.done("libtorch_cpu.so beside sympy")
+            for name in (*OURS, *MODULES):
+                _import_one(name, warmth)
+                warmth.done(name)
+            for name in () if hurry() else LATER:
+                _import_one(name, warmth)
+                warmth.done(name)
         for name in extra:
             _import_if_safe(name, warmth, pump)
         _load_recorder(warmth)
@@ -108,13 +131,16 @@ def warm_up(
         dynamic = os.environ.get("MKL_DYNAMIC", "TRUE").upper() in ("TRUE", "1", "YES", "ON")
         warmth.threads_capped = dynamic and torch.backends.mkl.is_available()
     warmth.set_blas_threads = _openblas_setter()
+    warmth.done("the rest of warming")
     warmth.seconds = time.monotonic() - began
     return warmth
 
 
 def warm_later(warmth: Warmth) -> None:
     """Import what was left out in a hurry; the next workers have it. No socket is answered meanwhile: a
-    request would fork in the middle of an import."""
+    request would fork in the middle of an import. What the next spawner can use is saved, too."""
+    if warmth.texts is not None:
+        warmth.texts.save()
     left = [name for name in LATER if name not in sys.modules]
     if warmth.cold or warmth.torch is None or not left:
         return

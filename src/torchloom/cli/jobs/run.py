@@ -47,6 +47,8 @@ def _with_stack(home: Home, options: Namespace, body: JobRequest, shown: frozens
     early = None
     try:
         early = EarlySpawner.begin(home, body)  # first: it imports torch, which everything else waits for
+        if early is not None:
+            early.wait_for_library()
         from torchloom.cli.service import stack
 
         start = stack.Start(home).begin()
