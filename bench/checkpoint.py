@@ -1,9 +1,11 @@
 """What a checkpoint costs the training loop, beside torch.save and DCP, in one run.
 
-    python bench/checkpoint.py [--mb 400 2000] [--rounds N] [--no-s3] [--quick] [--threads N]
+    python bench/checkpoint.py [--mb 400 2000] [--rounds N] [--no-s3] [--quick] [--threads N] [--phases]
+                               [--only WORD …]
 
 Takes less than ten minutes on a quiet machine. Four FSDP2 ranks, each with its shards, have rows of their
-own: a time is that of the slowest rank.
+own: a time is that of all ranks together, from the first one's beginning to the last one's end. `--phases`
+prints where the blocking time of our saves goes.
 
 Blocking: how long the training loop waits. Total: until the state is durable in the store. Restore: into a
 model and an optimizer whose tensors are there; and in a new process, as after a crash, where the optimizer
@@ -38,13 +40,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import torchloom as loom
+from support.calm import calm
+from support.phases import Phases
 from support.plain_s3 import PlainS3, bytes_of
 from support.restored import build
 from support.s3 import available, s3_server
@@ -54,7 +57,6 @@ NOTHING = float("nan")
 NEW_PROCESS = Path(__file__).resolve().parent / "support" / "restored.py"
 SHARDED = Path(__file__).resolve().parent / "support" / "sharded_rank.py"
 RANKS = 4
-CALM_WITHIN_S, BUSY_PERCENT = 3.0, 15.0
 
 
 class Training:
@@ -281,17 +283,9 @@ def in_new_process(megabytes: int, kind: str, place: str, name: str) -> float:
     return float(done.stdout.split("restored in ")[1])
 
 
-def calm() -> None:
-    """Wait for what the save before has left to others: a store on this machine writes on for a while, and
-    takes cores that a store elsewhere would not. Not for long, because the machine may be busy anyhow."""
-    until = time.monotonic() + CALM_WITHIN_S
-    while time.monotonic() < until and psutil.cpu_percent(0.2) > BUSY_PERCENT:
-        pass
-
-
-def measure(method: Method, rounds: int, copy: Callable[[], float]) -> tuple[float, ...]:
+def measure(method: Method, rounds: int, copy: Callable[[], float], phases: Phases) -> tuple[float, ...]:
     """The best of each, and of `copy`, each after a pause of its own; the first saves make the memory, that
-    of both slots, and do not count."""
+    of both slots, and a plan that is kept, and do not count."""
     for step in (1, 2):
         method.save(step)
         method.settle()
@@ -301,7 +295,8 @@ def measure(method: Method, rounds: int, copy: Callable[[], float]) -> tuple[flo
         calm()
         copies.append(copy())
         calm()
-        times.append(method.save(3 + n))
+        with phases.noted():
+            times.append(method.save(3 + n))
     back = min(method.restore() for _ in range(rounds))
     anew = min(method.restore_anew() for _ in range(max(1, rounds // 2)))
     method.close()
@@ -309,7 +304,15 @@ def measure(method: Method, rounds: int, copy: Callable[[], float]) -> tuple[flo
     return min(t[0] for t in times), min(t[1] for t in times), back, anew, min(copies)
 
 
-def run(megabytes: int, rounds: int, disk: Path, memory: Path, s3: str | None) -> list[dict[str, object]]:
+def run(
+    megabytes: int,
+    rounds: int,
+    disk: Path,
+    memory: Path,
+    s3: str | None,
+    phases: Phases,
+    only: list[str],
+) -> list[dict[str, object]]:
     training = Training(megabytes)
     size = sum(t.numel() * t.element_size() for t in training.tensors()) / 1e6
     make: dict[str, Callable[[], Method]] = {
@@ -328,9 +331,12 @@ def run(megabytes: int, rounds: int, disk: Path, memory: Path, s3: str | None) -
         make["S3, plain parallel client"] = lambda: PlainS3(training.tensors(), f"{s3}-plain-{megabytes}")
     rows: list[dict[str, object]] = []
     for name, begin in make.items():
+        if only and not any(word in name for word in only):
+            continue
         progress(f"{megabytes} MB: {name}")
         bound = copy_bound(training, rounds)
-        blocking, total, back, anew, paused = measure(begin(), rounds, copying(training))
+        blocking, total, back, anew, paused = measure(begin(), rounds, copying(training), phases)
+        phases.print(name)
         bound = min(bound, copy_bound(training, rounds))
         mapped = shared_copy_bound(training, rounds)
         rows.append(
@@ -379,6 +385,9 @@ def run_sharded(megabytes: int, rounds: int, disk: Path, memory: Path) -> list[d
     if any(child.returncode for child in children):
         raise SystemExit(f"{SHARDED.name} failed:\n{said[0][1]}")
     rows: list[dict[str, Any]] = json.loads(said[0][0].splitlines()[-1])
+    for line in said[0][1].splitlines():
+        if line.startswith("phases"):
+            progress(line)
     for row in rows:
         progress(f"  {row}")
     return rows
@@ -394,14 +403,16 @@ def compare(rows: list[dict[str, Any]]) -> list[str]:
     notes = []
     for size in dict.fromkeys(row["state_mb"] for row in rows):
         by_name = {row["method"]: row for row in rows if row["state_mb"] == size}
-        ours, theirs = by_name["loom, disk and memory tier"], by_name["DCP save"]
-        load = min(row["restore_s"] for name, row in by_name.items() if name.startswith("DCP"))
-        if "loom, S3" in by_name:
+        if {"loom, S3", "S3, plain parallel client"} <= by_name.keys():
             ours_s3, plain = by_name["loom, S3"], by_name["S3, plain parallel client"]
             notes.append(
                 f"{size} MB: S3 saves at {plain['total_s'] / ours_s3['total_s']:.0%} and loads at "
                 f"{plain['restore_s'] / ours_s3['restore_s']:.0%} of a plain parallel client's speed"
             )
+        if not {"loom, disk and memory tier", "DCP save"} <= by_name.keys():  # only some rows were wanted
+            continue
+        ours, theirs = by_name["loom, disk and memory tier"], by_name["DCP save"]
+        load = min(row["restore_s"] for name, row in by_name.items() if name.startswith("DCP"))
         notes.append(
             f"{size} MB: restored from memory {load / ours['restore_s']:.1f} × as fast as DCP's best load, "
             f"in a new process {theirs['new_process_s'] / ours['new_process_s']:.1f} ×; that is "
@@ -432,6 +443,14 @@ def main() -> None:
         "--threads", type=int, default=None, help="of torch; fewer suffer less on a busy host"
     )
     parser.add_argument("--no-s3", action="store_true")
+    parser.add_argument("--phases", action="store_true", help="print where our blocking time goes")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="WORD",
+        help="only rows whose name has one of them: S3, DCP",
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     for name in ("LOOM_JOB", "LOOM_GENERATION", "CHECKPOINT_DIR", "USE_S3"):
@@ -440,6 +459,9 @@ def main() -> None:
     if args.threads:
         os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of the new processes
         torch.set_num_threads(args.threads)
+    phases = Phases(args.phases)
+    if args.phases:
+        os.environ["PHASES"] = "1"  # of the ranks
     sizes = args.mb or ([400] if args.quick else [400, 2000])
     began = time.monotonic()
     rows: list[dict[str, object]] = []
@@ -457,8 +479,9 @@ def main() -> None:
         ends.callback(dist.destroy_process_group)
         for megabytes in sizes:
             rounds = args.rounds or (2 if args.quick or megabytes > 1000 else 4)
-            rows += run(megabytes, rounds, disk, memory, s3)
-            sharded += run_sharded(megabytes, rounds, disk, memory)
+            rows += run(megabytes, rounds, disk, memory, s3, phases, args.only)
+            if not args.only:
+                sharded += run_sharded(megabytes, rounds, disk, memory)
             gc.collect()
     notes = [
         "blocking_s: the training loop waits; copies: the same in units of one warm copy of the state, the",

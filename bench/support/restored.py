@@ -1,14 +1,17 @@
 """A new process that restores a state, as after a crash: prints the seconds that takes.
 
-    python bench/support/restored.py MEGABYTES loom|torch|dcp PLACE NAME
+    python bench/support/restored.py MEGABYTES loom|torch|dcp PLACE NAME [--phases]
 
-The model is there, the optimizer has no state yet. What counts is what a script has to call.
+The model is there, the optimizer has no state yet. What counts is what a script has to call. With `--phases`
+it also prints what our restore spends its time on, and how the pages of new memory came.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +56,58 @@ def restore(kind: str, place: str, name: str, model: Any, optimizer: Any) -> flo
     return time.perf_counter() - began
 
 
+@contextmanager
+def phases() -> Iterator[None]:
+    """Print how long each phase of a restore of ours takes, and its faults and large pages."""
+    from torchloom.checkpoint.memory.slots import MemoryTier
+    from torchloom.checkpoint.restoring.restore import Restorer
+    from torchloom.checkpoint.state import filling, streaming
+
+    took: dict[str, float] = {}
+    watched: list[tuple[Any, str, str]] = [
+        (MemoryTier, "offers", "look into memory"),
+        (Restorer, "_choose", "register and choose"),
+        (streaming.Streamed, "__init__", "read the index"),
+        (filling.Filling, "plan", "plan, make tensors"),
+        (streaming.Streamed, "copy_out", "pages, copy, compare"),
+        (filling, "_load", "load_state_dict"),
+        (filling.Filling, "_read_back", "read back"),
+        (Restorer, "_settle", "record the choice"),
+    ]
+    for owner, attribute, label in watched:
+        setattr(owner, attribute, _timed(getattr(owner, attribute), label, took))
+    before = _pages()
+    yield
+    for label, seconds in took.items():
+        print(f"{label}: {seconds * 1e3:.1f} ms")
+    print(", ".join(f"{name} {count - before[name]}" for name, count in _pages().items()))
+
+
+def _timed(function: Any, label: str, took: dict[str, float]) -> Any:
+    def timed(*args: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*args, **named)
+        finally:
+            took[label] = took.get(label, 0.0) + time.perf_counter() - began
+
+    return timed
+
+
+def _pages() -> dict[str, int]:
+    """Of the whole machine, so far."""
+    wanted = ("pgfault", "thp_fault_alloc")
+    lines = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    return {name: int(count) for name, count in lines if name in wanted}
+
+
 def main() -> None:
-    megabytes, kind, place, name = sys.argv[1:]
+    words = [word for word in sys.argv[1:] if word != "--phases"]
+    megabytes, kind, place, name = words
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model, optimizer = build(int(megabytes))
-    print(f"restored in {restore(kind, place, name, model, optimizer)}", flush=True)
+    with phases() if len(words) < len(sys.argv) - 1 else nullcontext():
+        print(f"restored in {restore(kind, place, name, model, optimizer)}", flush=True)
     dist.destroy_process_group()
 
 

@@ -3,7 +3,12 @@
     torchrun-like variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT
     python bench/support/sharded_rank.py MEGABYTES DISK MEMORY ROUNDS
 
-Each time is that of the slowest rank; each figure is the best round. All methods take turns on one state.
+A time is that of all ranks together: from the moment at which the first begins until the last is done. (The
+longest of the ranks' own times would not do: with more ranks than cores, some begin when others are done, so
+that a short copy would seem to take as long as that of two ranks.) Each figure is the best round. Before each
+save, and before each copy of `paused_copy_s`, all ranks wait until the machine is calm, as in the rows of one
+process. All methods take turns on one state. With PHASES, rank 0 prints where the blocking time of its best
+save went.
 """
 
 from __future__ import annotations
@@ -25,20 +30,34 @@ from torch.distributed.fsdp import fully_shard
 
 import torchloom as loom
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from support.calm import calm
+from support.phases import Phases
+
 SIDE = 1024
 
 
-def slowest(seconds: float) -> float:
+def highest(seconds: float) -> float:
     found = torch.tensor([seconds], dtype=torch.float64)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     return float(found)
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """From the first rank's beginning to the last one's end, by the clock that the ranks of a host share."""
     dist.barrier()
     began = time.perf_counter()
     result = work()
-    return slowest(time.perf_counter() - began), result
+    ended = time.perf_counter()
+    return highest(ended) + highest(-began), result
+
+
+def together_calm() -> None:
+    """Rank 0 waits for calm, the others for rank 0."""
+    if dist.get_rank() == 0:
+        calm()
+    dist.barrier()
 
 
 class LoomRank:
@@ -53,7 +72,7 @@ class LoomRank:
         began = time.perf_counter()
         blocking, _ = timed(lambda: self._ckpt.save(step))
         self._ckpt.wait()
-        total = slowest(time.perf_counter() - began)
+        total = highest(time.perf_counter() - began)
         self._ckpt._staging.finish_making()
         return blocking, total
 
@@ -84,7 +103,7 @@ class DcpRank:
         blocking, later = timed(self._begin)
         if later is not None:
             later.result()
-        return blocking, slowest(time.perf_counter() - began)
+        return blocking, highest(time.perf_counter() - began)
 
     def _begin(self) -> Any:
         state = dict(zip(("model", "optimizer"), get_state_dict(self._model, self._optimizer), strict=True))
@@ -115,12 +134,13 @@ def local(tensor: Any) -> torch.Tensor:
     return found.detach()
 
 
-def one_copy(parts: dict[str, Any], rounds: int) -> float:
-    """The best copy of all ranks' shards into memory that is there, made by all ranks at once."""
+def copying(parts: dict[str, Any]) -> Callable[[], float]:
+    """A function that copies all ranks' shards at once into memory that is there, and says how long that
+    took."""
     moments = [t for state in parts["optimizer"].state.values() for t in state.values() if t.dim()]
     inside = [local(t) for t in (*parts["model"].parameters(), *moments)]
     kept = [torch.zeros_like(tensor) for tensor in inside]
-    return min(timed(lambda: torch._foreach_copy_(kept, inside))[0] for _ in range(rounds + 1))
+    return lambda: timed(lambda: torch._foreach_copy_(kept, inside))[0]
 
 
 def main() -> None:
@@ -136,20 +156,28 @@ def main() -> None:
     optimizer.step()
     optimizer.zero_grad()
     parts = {"model": model, "optimizer": optimizer}
+    phases = Phases(on="PHASES" in os.environ and dist.get_rank() == 0)
     rows = []
     for make in (
         lambda: LoomRank(parts, disk, memory),
         lambda: DcpRank(parts, disk, background=False),
         lambda: DcpRank(parts, disk, background=True),
     ):
-        bound = one_copy(parts, rounds)
+        copy = copying(parts)
+        bound = min(copy() for _ in range(rounds + 1))
         method: Any = make()
         for step in (1, 2):
             method.save(step)
-        saves = [method.save(3 + n) for n in range(rounds)]
+        saves, paused = [], []
+        for n in range(rounds):
+            together_calm()
+            paused.append(copy())
+            together_calm()
+            with phases.noted():
+                saves.append(method.save(3 + n))
         back = min(method.restore() for _ in range(rounds))
         method.close()
-        bound = min(bound, one_copy(parts, rounds))
+        bound = min(bound, *(copy() for _ in range(rounds + 1)))
         blocking, total = min(one for one, _ in saves), min(other for _, other in saves)
         rows.append(
             {
@@ -157,16 +185,17 @@ def main() -> None:
                 "method": method.name,
                 "blocking_s": round(blocking, 4),
                 "copies": round(blocking / bound, 2),
-                "paused_copies": round(blocking / bound, 2),  # neither has a pause before it
+                "paused_copies": round(blocking / min(paused), 2),
                 "total_s": round(total, 3),
                 "restore_s": round(back, 4),
                 "new_process_s": None,
                 "one_copy_s": round(bound, 4),
-                "paused_copy_s": round(bound, 4),
+                "paused_copy_s": round(min(paused), 4),
                 "shared_copy_s": None,
             }
         )
     if dist.get_rank() == 0:
+        phases.print("4 FSDP2 ranks, rank 0")
         print(json.dumps(rows), flush=True)
     dist.destroy_process_group()
 

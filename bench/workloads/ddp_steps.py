@@ -1,13 +1,14 @@
 """A DDP (or FSDP2) job that notes the time of every completed step: what benchmarks run under every launcher.
 
 Usage: ddp_steps.py NOTES_DIR [--fsdp2] [--imports] [--steps N]. Each process appends
-`<rank> <step> <monotonic ns>` to NOTES_DIR/<pid>.
+`<rank> <step> <monotonic ns>` to NOTES_DIR/<pid>, after a line per phase of its start.
 """
 
 import argparse
 import os
 import time
 
+over_ns = {"fork_and_worker": time.monotonic_ns()}
 parser = argparse.ArgumentParser()
 parser.add_argument("notes")
 parser.add_argument("--imports", action="store_true", help="import a module that takes 2 s")
@@ -22,7 +23,9 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+over_ns["the_script's_imports"] = time.monotonic_ns()
 dist.init_process_group("gloo")
+over_ns["join"] = time.monotonic_ns()
 rank = dist.get_rank()
 model = torch.nn.Linear(64, 64)
 if args.fsdp2:
@@ -33,8 +36,10 @@ if args.fsdp2:
 else:
     model = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+over_ns["DDP_and_optimizer"] = time.monotonic_ns()
 data = torch.ones(8, 64)
 with open(os.path.join(args.notes, str(os.getpid())), "w", buffering=1) as notes:
+    notes.write("".join(f"phase {name} {ns} over\n" for name, ns in over_ns.items()))
     for step in range(1, args.steps + 1):
         model(data).sum().backward()
         optimizer.step()

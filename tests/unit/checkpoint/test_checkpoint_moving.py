@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchloom.checkpoint.state import moving
-from torchloom.checkpoint.state.moving import INLINE, PIECE, SMALL, move, place
+from torchloom.checkpoint.state.moving import INLINE, PIECE, SMALL, move, place, prepare
 
 
 class Other(torch.Tensor):
@@ -40,7 +40,7 @@ def laid_out(sources: list[torch.Tensor]) -> tuple[list[int], torch.Tensor]:
 def test_every_kind_of_tensor_arrives(names: list[str]) -> None:
     sources = [SOURCES[name] for name in names]
     places, memory = laid_out(sources)
-    move(memory, places, sources)
+    move(memory, 0, [prepare(places, sources)])
     for at, source in zip(places, sources, strict=True):
         assert torch.equal(place(memory, at, source), source)
     free = torch.ones(len(memory), dtype=torch.bool)
@@ -53,7 +53,7 @@ def test_every_kind_of_tensor_arrives(names: list[str]) -> None:
 def test_what_does_not_fit_is_refused_before_a_byte_is_written(at: int) -> None:
     memory = torch.zeros(256, dtype=torch.uint8)
     with pytest.raises(ValueError, match="do not fit"):
-        move(memory, [at], [torch.ones(65)])
+        move(memory, 0, [prepare([at], [torch.ones(65)])])
     assert not memory.any()
 
 
@@ -68,5 +68,5 @@ def test_a_thread_that_is_held_up_leaves_its_pieces_to_the_others(monkeypatch: p
     monkeypatch.setattr(moving, "at_once", lambda: 2)
     source = torch.randn(INLINE)
     (at,), memory = laid_out([source])
-    move(memory, [at], [source])
+    move(memory, 0, [prepare([at], [source])])
     assert torch.equal(place(memory, at, source), source)

@@ -219,3 +219,45 @@ def test_a_state_in_memory_is_sealed_when_close_returns(
     again = Training(tmp_path / "store", seed=5)
     assert again.ckpt.restore() == 3 and again.ckpt.restored is not None
     assert again.ckpt.restored.where == "memory"
+
+
+class Ema:
+    """An object of the script, with a tensor of its own."""
+
+    def __init__(self) -> None:
+        self.average = torch.zeros(1 << 18)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"average": self.average}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.average = state["average"]
+
+
+def test_large_states_that_were_not_there_come_back_and_an_objects_own_may_be_resized(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+
+    def training() -> tuple[torch.nn.Module, torch.optim.Optimizer, Ema, loom.Checkpoint]:
+        model = torch.nn.Linear(512, 700)
+        optimizer, ema = torch.optim.Adam(model.parameters()), Ema()
+        parts = {"model": model, "optimizer": optimizer, "ema": ema}
+        return model, optimizer, ema, loom.Checkpoint(**parts, dir=tmp_path, name="job", every=1)
+
+    model, optimizer, ema, ckpt = training()
+    model(torch.randn(4, 512)).pow(2).mean().backward()
+    optimizer.step()
+    ema.average.normal_()
+    ckpt.step(1)
+    ckpt.wait()
+    ckpt.close()
+    model2, optimizer2, ema2, again = training()
+    assert again.restore() == 1
+    for old, new in zip(model.parameters(), model2.parameters(), strict=True):
+        assert torch.equal(old, new)
+        for name, value in optimizer.state[old].items():
+            assert torch.equal(optimizer2.state[new][name], value), name
+    assert torch.equal(ema2.average, ema.average)
+    ema2.average.resize_(1 << 19)
+    again.close()
+    model2(torch.randn(4, 512)).pow(2).mean().backward()
+    optimizer2.step()

@@ -16,6 +16,7 @@ from torchloom.checkpoint.memory.slots import SlotFile, read
 from torchloom.checkpoint.state import streaming
 from torchloom.checkpoint.state.crc import combine
 from torchloom.checkpoint.state.image import plan
+from torchloom.checkpoint.state.new_memory import NewMemory
 from torchloom.checkpoint.state.streaming import ImageSource, SlotSource, StoreSource, Streamed
 from torchloom.checkpoint.store.commit import PartWriter, Target, commit
 from torchloom.checkpoint.store.local import LocalStorage
@@ -167,3 +168,34 @@ def test_sums_of_pieces_make_the_sum_of_the_whole() -> None:
     for cut in (0, 1, 7, 65_536, 199_999, 200_000):
         first, second = zlib.crc32(data[:cut]), zlib.crc32(data[cut:])
         assert combine(first, second, len(data) - cut) == zlib.crc32(data)
+
+
+@KEPT
+@pytest.mark.parametrize("first", [24, 100, 1 << 16])
+def test_an_index_of_any_length_is_read(
+    tmp_path: Path, keep: Any, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "INDEX", first)
+    source = keep(tmp_path)()
+    asked: list[int] = []
+    read = source.read
+    source.read = lambda start, length: asked.append(length) or read(start, length)
+    assert len(Streamed(source).records) == len(tree())
+    assert len(asked) == (1 if first == 1 << 16 else 2)  # a far store takes a while for each
+
+
+@KEPT
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tensors_in_new_memory_are_filled(
+    tmp_path: Path, keep: Any, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "at_once", lambda: threads)
+    streamed, memory = Streamed(keep(tmp_path)()), NewMemory()
+    made = [memory.empty(record["shape"], streaming.DTYPES[record["dtype"]]) for record in streamed.records]
+    streamed.copy_out(list(zip(streamed.records, made, strict=True)), (), memory)
+    expected = tree()
+    for record, tensor in zip(streamed.records, made, strict=True):
+        name = record["path"].removeprefix('x["').removesuffix('"]')
+        assert torch.equal(tensor, expected[name]), name
+    if memory._works:
+        assert memory._made  # its pages were made by it

@@ -18,12 +18,12 @@ _MOST = 2
 """A run is at most this many times the bytes saved of it: views with wide gaps between are made apart."""
 
 
-def mark(records: list[dict[str, Any]], tensors: list[torch.Tensor]) -> None:
-    """Note in the records which tensors share memory with others."""
+def mark(records: list[dict[str, Any]], tensors: list[torch.Tensor], runs: int = 0) -> int:
+    """Note in the records which tensors share memory with others. `runs`: how many runs are known already;
+    returns how many are known now."""
     by_storage: dict[int, list[int]] = {}
     for number, tensor in enumerate(tensors):
         by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(number)
-    runs = 0
     for numbers in by_storage.values():
         views = [n for n in numbers if _plain(records[n], tensors[n])] if len(numbers) > 1 else []
         for run in _runs(views, tensors):
@@ -36,6 +36,7 @@ def mark(records: list[dict[str, Any]], tensors: list[torch.Tensor]) -> None:
                 tensor = tensors[number]
                 records[number]["share"] = [runs, _start(tensor) - first, list(tensor.stride())]
             runs += 1
+    return runs
 
 
 class Runs:

@@ -30,6 +30,7 @@ from typing import NamedTuple
 import torch
 
 from torchloom.checkpoint.memory import tier
+from torchloom.checkpoint.memory.arriving import Promise, StateArrivals
 from torchloom.checkpoint.memory.header import (
     BLOCK,
     HEAD,
@@ -45,6 +46,7 @@ from torchloom.checkpoint.memory.hostline import HostLine
 from torchloom.checkpoint.state.image import sum_blocks
 from torchloom.checkpoint.state.region import Region, existing, file_backed
 from torchloom.checkpoint.store.names import CheckpointName
+from torchloom.errors import CheckpointDamaged
 from torchloom.private import make_private, why_not_private
 
 SPARE = BLOCK
@@ -92,6 +94,8 @@ class Offer(NamedTuple):
     shared: Sealed | None = None
     everyone: tuple[Sealed, ...] = ()
     """All images of the state, if another number of ranks saved it."""
+    coming: Promise | None = None
+    """It is on its way to this host, and `own` is nothing yet: see `MemoryTier.bring`."""
 
 
 class SlotFile:
@@ -161,6 +165,7 @@ class MemoryTier:
     def __init__(self, directory: Path, rank: int, world: int, keeps_line: bool = True) -> None:
         self.directory, self._rank, self._world = directory, rank, world
         self.line = HostLine(directory, writes=keeps_line)
+        self.arrivals = StateArrivals(directory, rank)
         self._files: dict[tuple[str, int], SlotFile] = {}
         self._held: dict[int, int] = {}
         """Which event each slot of ours holds; those of an earlier process have none."""
@@ -172,11 +177,32 @@ class MemoryTier:
         self._origin: int | None = None
         """The slot that this life of the job resumed from."""
 
-    def offers(self) -> dict[KeptState, Offer]:
-        """States that this rank can restore, oldest first: its own image and the host's shared one."""
+    def offers(self, arriving: bool = False) -> dict[KeptState, Offer]:
+        """States that this rank can restore, oldest first: its own image and the host's shared one.
+
+        `arriving`: also those that the agent is bringing here; waits until it knows which.
+        """
+        promised = self.arrivals.promised() if arriving else []
         own = self._found(tier.own(self._rank))
         shared = self._found(tier.SHARED)
-        return self._gathered() | {kept: Offer(sealed, shared.get(kept)) for kept, sealed in own.items()}
+        found = {kept: Offer(sealed, shared.get(kept)) for kept, sealed in own.items()}
+        coming = {
+            KeptState(one.name, one.save): one for one in reversed(promised) if one.world == self._world
+        }
+        return self._gathered() | found | {kept: self._on_its_way(one) for kept, one in coming.items()}
+
+    def bring(self, offer: Offer) -> Offer:
+        """The same once it is here. Raises CheckpointDamaged if it does not come."""
+        if offer.coming is None:
+            return offer
+        if self.arrivals.take(offer.coming):
+            for kind in ("own", tier.SHARED):  # the file there now is another one
+                self._files.pop((kind, offer.coming.slot), None)
+            kept = KeptState(offer.coming.name, offer.coming.save)
+            own = self._found(tier.own(self._rank)).get(kept)
+            if own is not None:
+                return Offer(own, self._found(tier.SHARED).get(kept))
+        raise CheckpointDamaged("it could not be brought from another node's memory")
 
     def hold(self, kept: KeptState) -> None:
         """This state was restored: its slots are not used before a newer one is sealed by all."""
@@ -279,6 +305,11 @@ class MemoryTier:
         found = [sealed for slot in range(tier.SLOTS) if (sealed := read(self._path(name, slot))) is not None]
         found.sort(key=lambda sealed: sealed.sealed_ns)
         return {sealed.kept: sealed for sealed in found if sealed.world == self._world}
+
+    def _on_its_way(self, coming: Promise) -> Offer:
+        path = tier.arriving(self.directory, tier.own(self._rank), coming.slot)
+        sums = torch.empty(0, dtype=torch.int64)
+        return Offer(Sealed(coming.name, coming.world, 0, path, sums, coming.save), coming=coming)
 
     def _gathered(self) -> dict[KeptState, Offer]:
         """The state that another number of ranks saved, if all of it is on this host."""

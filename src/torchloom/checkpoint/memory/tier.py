@@ -24,8 +24,10 @@ USABLE = 0.8
 """How much of the memory that is free now the tier may take."""
 NEIGHBOUR = "neighbour"
 _GATHERED = "gathered-"
+_ARRIVING = "arriving-"
 _COPYING = rf"(wanted|copied)-\d+(\.new)?|copy-\d+\.\d|{_GATHERED}(\d+|{SHARED})|{NEIGHBOUR}(\.new)?"
-_FILE = re.compile(rf"(own-\d+|shared)\.\d|{NUMBERS}|{LINE}(\.new)?|{_COPYING}")
+_FETCHING = r"coming-\d+|wish-\d+(\.new)?"
+_FILE = re.compile(rf"({_ARRIVING})?(own-\d+|shared)\.\d|{NUMBERS}|{LINE}(\.new)?|{_COPYING}|{_FETCHING}")
 
 
 def directory(base: Path, job: str) -> Path:
@@ -74,6 +76,21 @@ def copy(folder: Path, rank: int, slot: int) -> Path:
 def gathered(folder: Path, who: int | str) -> Path:
     """The image of a rank, or what ranks share, of a state that another number of ranks saved."""
     return folder / f"{_GATHERED}{who}"
+
+
+def coming(folder: Path, rank: int) -> Path:
+    """Where the agent says which states of a rank it can bring (arriving.py)."""
+    return folder / f"coming-{rank}"
+
+
+def wish(folder: Path, rank: int) -> Path:
+    """Where the rank says which of them it restores."""
+    return folder / f"wish-{rank}"
+
+
+def arriving(folder: Path, who: str, slot: int) -> Path:
+    """What will be in this slot once it is here."""
+    return folder / f"{_ARRIVING}{who}.{slot}"
 
 
 def all_gathered(folder: Path) -> list[Path]:

@@ -92,7 +92,7 @@ class Restorer:
         began = time.perf_counter()
         spoiled = ""
         while True:
-            offers = self._tier.offers() if self._tier else {}
+            offers = self._tier.offers(arriving=True) if self._tier else {}
             common, known = self._common(list(offers))
             choice = self._choose(generation, step, common.keys(), known)
             number = choice.generation
@@ -156,6 +156,8 @@ class Restorer:
         problem, failed, filling = "", None, None
         try:
             if choice.manifest is None:
+                if offer is not None and self._tier is not None:
+                    offer = self._tier.bring(offer)
                 images = stream_memory(offer)
                 if offer is not None and offer.everyone:
                     self._check_parts(images)
@@ -186,6 +188,7 @@ class Restorer:
         """The host notes the choice and rank 0 records it; the first commit makes up for a store that is
         away."""
         if self._tier is not None:
+            self._tier.arrivals.done()
             self._tier.line.choose(Branch(choice.generation), choice.name)
         if self._group.rank == 0:
             try:

@@ -20,6 +20,7 @@ from torchloom.checkpoint.saving.agenda import Agenda
 from torchloom.checkpoint.saving.interval import SHARE, Every, SavePace
 from torchloom.checkpoint.saving.writer import PEER_FAILED, Save, SaveOutcome, Writer
 from torchloom.checkpoint.state.staging import Staging
+from torchloom.checkpoint.state.threads import BriefPause
 from torchloom.checkpoint.state.training_parts import State
 from torchloom.checkpoint.store.commit import Target
 from torchloom.checkpoint.store.manifest import Facts
@@ -36,6 +37,9 @@ HELD_WITHIN_S = 10.0
 """How long a paused rank, which trains nothing, waits for the save in flight before it refuses another."""
 DELIVERED_WITHIN_S = 1.0
 """How long the loop waits for the last small writes of the save before, when the next is due."""
+OTHERS_COPY_WITHIN_S = 0.5
+"""Ranks of one host copy at the same time and wait for the slowest. One that has its copy leaves the cores to
+the others for as long as its own copy took, but no longer than this, before it begins to write."""
 BUSY = "this rank is still writing the one before"
 
 
@@ -194,9 +198,11 @@ class Saver:
         told = {"checkpoint_interval": self.interval, "memory_interval": self.memory_interval}
         self._told.paces(self.interval, self.memory_interval)
         reporting.ports.log(checkpoint_blocked_s=self._blocked_s, checkpoint_staged=step, **told)
+        alone = self._group.local_world == 1
+        pause = BriefPause(0.0 if alone else min(self._blocked_s, OTHERS_COPY_WITHIN_S))
         if save is not None:  # threads come last: on a busy host they take the processor from this one
-            self.writer.start(save, self.staging.seal_first())
-        self.staging.go_on()
+            self.writer.start(save, self.staging.seal_first(pause), pause)
+        self.staging.go_on(pause)
 
     # -- how it ended ----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from torchloom.checkpoint.state.threads import beside
+from torchloom.checkpoint.state.threads import BriefPause, beside
 from torchloom.checkpoint.store import catalogue
 from torchloom.checkpoint.store.commit import PartWriter, Target, commit, gather
 from torchloom.checkpoint.store.manifest import Facts, RankPart
@@ -77,6 +77,7 @@ class Writer:
         self._swept = False
         self._moved_s = 0.0
         self._delivered = False
+        self._pause = BriefPause()
 
     @property
     def busy(self) -> bool:
@@ -97,13 +98,16 @@ class Writer:
         """For how long the save in flight has not moved: no block written, no answer of the store."""
         return time.monotonic() - self._moved_s if self.busy else 0.0
 
-    def start(self, save: Save, first: Callable[[], None] | None = None) -> None:
-        """`first` is done before, on the same thread."""
+    def start(
+        self, save: Save, first: Callable[[], None] | None = None, pause: BriefPause | None = None
+    ) -> None:
+        """`first` is done before, on the same thread, after the pause."""
         assert not self.busy, "one save at a time"
         self._moved_s = time.monotonic()
         self._delivered = False
         self._outcome = SaveOutcome(save, 0.0, 0.0, problem="it ended without a word")
-        self._thread = beside(lambda: self._run(save, first), "loom-checkpoint")
+        self._pause = pause or BriefPause()
+        self._thread = beside(lambda: self._run(save, first), "loom-checkpoint", self._pause)
         if self._thread is None:
             self._outcome = SaveOutcome(save, 0.0, 0.0, problem="this process cannot start more threads")
             if first is not None:
@@ -119,6 +123,7 @@ class Writer:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the save in flight; False if it is still not done."""
+        self._pause.end()
         if self._thread is not None:
             self._thread.join(timeout_s)
         return not self.busy

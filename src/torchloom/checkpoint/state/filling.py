@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from torchloom.checkpoint.leaves.sharing import Runs
 from torchloom.checkpoint.state import readback, rng
 from torchloom.checkpoint.state.decoding import Decoder, no_tensor
 from torchloom.checkpoint.state.image import Reading
+from torchloom.checkpoint.state.new_memory import NewMemory
 from torchloom.checkpoint.state.readback import ComparedPart
 from torchloom.checkpoint.state.region import large_pages
 from torchloom.checkpoint.state.resharding import Box
@@ -46,6 +47,10 @@ from torchloom.checkpoint.state.tree import (
     told,
 )
 from torchloom.errors import CheckpointDamaged, UsageError
+
+Empty: TypeAlias = Callable[..., torch.Tensor]
+"""Makes a tensor that is not filled yet. Those of models and optimizers come from NewMemory; objects of the
+script may do with theirs what only torch's own memory allows, such as resizing it."""
 
 
 @dataclass
@@ -80,6 +85,7 @@ class Filling:
         self._runs: dict[int, Runs] = {}
         self._leaves: dict[tuple[int, Path], Any] = {}
         self._dtensors: dict[int, Any] = {}
+        self._memory = NewMemory()
         self._planned = False
         self.differs: list[str] = []
         """Where objects of the script hold something else than was saved, once it has run."""
@@ -104,8 +110,10 @@ class Filling:
         large_pages(self._made.values())
         for reading in self._readings():
             if targets := self._targets.get(id(reading)):
-                if isinstance(reading, Streamed) and readback.how_much() == "sample":
-                    reading.copy_out(targets, readback.sampled(reading.records, self._seed))
+                if isinstance(reading, Streamed):
+                    some = readback.how_much() == "sample"
+                    keep = readback.sampled(reading.records, self._seed) if some else ()
+                    reading.copy_out(targets, keep, self._memory)
                 else:
                     reading.copy_out(targets)
         everyone: dict[str, list[Any]] = {}
@@ -245,7 +253,7 @@ class Filling:
 
         return leaf
 
-    def _new(self, reading: Reading | Streamed, record: Record) -> torch.Tensor:
+    def _new(self, reading: Reading | Streamed, record: Record, empty: Empty = torch.empty) -> torch.Tensor:
         """A new tensor, one for each record, filled when the image is copied out."""
         if id(record) not in self._made:
             if "share" in record:
@@ -254,7 +262,7 @@ class Filling:
                 order = record.get("order") or list(range(len(record["shape"])))
                 back = inverse(order, len(record["shape"]))
                 shape = [record["shape"][n] for n in order]
-                made = torch.empty(shape, dtype=DTYPES[record["dtype"]]).permute(back)
+                made = empty(shape, dtype=DTYPES[record["dtype"]]).permute(back)
             self._made[id(record)] = made
             self._targets.setdefault(id(reading), []).append((record, made))
         return self._made[id(record)]
@@ -267,13 +275,13 @@ class Filling:
             return self._shard(reading, record, path, current, template)
         if "whole" in record:  # it was sharded and is whole now
             fits = current is not None and list(current.shape) == record["whole"]
-            target = current if fits else torch.empty(record["whole"], dtype=DTYPES[record["dtype"]])
+            target = current if fits else self._memory.empty(record["whole"], DTYPES[record["dtype"]])
             self._boxes.append(Box(record["path"], target, (0,) * target.dim()))
             return target
         if current is not None and not is_shard(current) and same_memory_kind(current, record):
             self._targets.setdefault(id(reading), []).append((record, current.detach()))
             return current
-        return self._new(reading, record)
+        return self._new(reading, record, self._memory.empty)
 
     def _shard(
         self, reading: Reading | Streamed, record: Record, path: Path, current: Any, template: Any
@@ -284,7 +292,7 @@ class Filling:
         if current is not None:
             wanted, target = current, local_part(current)
         else:
-            target = torch.empty_like(local_part(template), dtype=DTYPES[record["dtype"]])
+            target = self._like(local_part(template), DTYPES[record["dtype"]])
             wanted = DTensor.from_local(
                 target,
                 template.device_mesh,
@@ -299,6 +307,11 @@ class Filling:
         else:
             self._boxes.append(Box(record["path"], target, offset))
         return wanted
+
+    def _like(self, local: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if local.device.type == "cpu" and local.is_contiguous():
+            return self._memory.empty(local.shape, dtype)
+        return torch.empty_like(local, dtype=dtype)
 
     def _put_together(self) -> dict[str, list[Any]]:
         """Fill the boxes from everybody's images; also everybody's positions in the data."""

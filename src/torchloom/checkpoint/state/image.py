@@ -16,14 +16,14 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from torchloom.checkpoint.leaves import sharing
 from torchloom.checkpoint.memory.header import BLOCK, block_count
-from torchloom.checkpoint.state.moving import move, place
+from torchloom.checkpoint.state.moving import Moves, move, place, prepare
 from torchloom.checkpoint.state.region import Region
 from torchloom.checkpoint.state.tree import DTYPES, Encoder, Record
 from torchloom.errors import CheckpointDamaged
@@ -41,34 +41,65 @@ class Image:
     """A state that is ready to be laid out: nothing is copied yet."""
 
     head: bytes
-    tensors: list[torch.Tensor]
-    places: list[int]
+    first: int
+    """Where the tensors begin; their places count from there."""
+    moves: tuple[Moves, ...]
     size: int
+    alive: object
+    """Keeps alive what is copied from."""
 
     def copy_into(self, region: Region) -> None:
         """Stage: one copy of everything."""
         region.bytes[: len(self.head)] = self.head
-        move(region.tensor, self.places, self.tensors)
+        move(region.tensor, self.first, self.moves)
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """Tensors at the beginning of an image that are laid out already (planning.py)."""
+
+    records: list[Record] = field(default_factory=list)
+    text: str = ""
+    """The records as JSON."""
+    runs: int = 0
+    """How many runs of shared memory they have."""
+    moves: Moves = field(default_factory=Moves)
+    end: int = 0
 
 
 def plan(trees: Mapping[str, Any]) -> Image:
     """Lay out the trees. Raises UsageError for what cannot be saved."""
     encoder = Encoder()
     encoded = {name: encoder.encode(tree, (name,)) for name, tree in trees.items()}
-    sharing.mark(encoder.records, encoder.tensors)
-    relative = 0
-    for record, tensor in zip(encoder.records, encoder.tensors, strict=True):
+    return lay_out(encoded, encoder, LaidOut(), trees)
+
+
+def lay_out(encoded: Mapping[str, Any], encoder: Encoder, leading: LaidOut, alive: object) -> Image:
+    """The encoded trees as an image. The first records of the encoder are those of `leading`, whose tensors
+    it does not have; no other tensor shares their memory."""
+    records = encoder.records[len(leading.records) :]
+    sharing.mark(records, encoder.tensors, leading.runs)
+    relative = leading.end
+    for record, tensor in zip(records, encoder.tensors, strict=True):
         record["at"] = relative
-        relative += _aligned(tensor.numel() * tensor.element_size())
-    index = {"trees": encoded, "tensors": encoder.records, "objects": encoder.objects}
-    body = json.dumps(index).encode()
-    first = _aligned(_HEAD.size + len(body))
+        relative += aligned(tensor.numel() * tensor.element_size())
+    told = ", ".join(text for text in (leading.text, as_items(records)) if text)
+    objects = json.dumps(encoder.objects)
+    body = f'{{"trees": {json.dumps(encoded)}, "tensors": [{told}], "objects": {objects}}}'.encode()
+    first = aligned(_HEAD.size + len(body))
+    moves = prepare([record["at"] for record in records], encoder.tensors)
     return Image(
         head=_HEAD.pack(MAGIC, len(body), zlib.crc32(body)) + body,
-        tensors=encoder.tensors,
-        places=[first + record["at"] for record in encoder.records],
+        first=first,
+        moves=(leading.moves, moves),
         size=first + relative,
+        alive=(alive, encoder.tensors),
     )
+
+
+def as_items(records: list[Record]) -> str:
+    """Records as they stand in the list of an index."""
+    return json.dumps(records)[1:-1]
 
 
 @dataclass(frozen=True)
@@ -101,7 +132,7 @@ def read_index(head: bytes, size: int) -> ImageIndex:
     try:
         found = json.loads(body)
         objects = list(found.get("objects", []))
-        index = ImageIndex(dict(found["trees"]), list(found["tensors"]), objects, _aligned(FIRST + length))
+        index = ImageIndex(dict(found["trees"]), list(found["tensors"]), objects, aligned(FIRST + length))
         for record in index.records:
             at, length = record["at"], _numel(record["shape"]) * DTYPES[record["dtype"]].itemsize
             if at < 0 or at % ALIGN or (length and index.first + at + length > size):
@@ -165,5 +196,6 @@ def _numel(shape: list[int]) -> int:
     return count
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """The next multiple of ALIGN."""
     return -(-size // ALIGN) * ALIGN

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -45,38 +46,75 @@ def place(memory: torch.Tensor, at: int, like: torch.Tensor) -> torch.Tensor:
     return memory[at : at + like.numel() * like.element_size()].view(like.dtype).view(like.shape)
 
 
-def move(memory: torch.Tensor, places: Sequence[int], sources: Sequence[torch.Tensor]) -> None:
-    """Copy each source to its place in `memory`, which is a run of bytes; places do not overlap."""
+@dataclass(frozen=True)
+class Moves:
+    """Copies that are ready to be made: where each goes, counted from somewhere, and what it takes from."""
+
+    small: list[tuple[int, int, int]] = field(default_factory=list)
+    """(place, address, length) of what is copied at once."""
+    pieces: list[tuple[int, int, int]] = field(default_factory=list)
+    others: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    """What torch copies."""
+    end: int = 0
+    """No place reaches beyond."""
+
+
+def prepare(places: Sequence[int], sources: Sequence[torch.Tensor]) -> Moves:
+    """Whoever makes these copies keeps the sources alive until then. Places do not overlap."""
+    small: list[tuple[int, int, int]] = []
     pieces: list[tuple[int, int, int]] = []
     others: list[tuple[int, torch.Tensor]] = []
-    first, size, room = memory.data_ptr(), 0, memory.numel()
+    end = 0
     for at, source in zip(places, sources, strict=True):
         length = source.numel() * source.element_size()
         if not length:
             continue
-        if at < 0 or at + length > room:
-            raise ValueError(f"{length} bytes at {at} do not fit into {room}")
-        if type(source) not in _OWN or not is_plain(source):
+        if at < 0:
+            raise ValueError(f"{length} bytes at {at} do not fit")
+        end = max(end, at + length)
+        if is_for_torch(source):
             others.append((at, source))
         elif length < SMALL:
-            _copy(first + at, source.data_ptr(), length)
+            small.append((at, source.data_ptr(), length))
         else:
             out_of = source.data_ptr()
             pieces += [
-                (first + at + start, out_of + start, min(PIECE, length - start))
-                for start in range(0, length, PIECE)
+                (at + start, out_of + start, min(PIECE, length - start)) for start in range(0, length, PIECE)
             ]
-            size += length
+    return Moves(small, pieces, others, end)
+
+
+def is_for_torch(source: torch.Tensor) -> bool:
+    """Does only torch know how to copy it?"""
+    return type(source) not in _OWN or not is_plain(source)
+
+
+def move(memory: torch.Tensor, base: int, moves: Sequence[Moves]) -> None:
+    """Make these copies into `memory`, which is a run of bytes; places count from `base`."""
+    room = memory.numel() - base
+    for each in moves:
+        if each.end > room:
+            raise ValueError(f"{each.end} bytes do not fit into {room}")
+    first = memory.data_ptr() + base
+    for each in moves:
+        for at, source, length in each.small:
+            _copy(first + at, source, length)
+    others = [one for each in moves for one in each.others]
     if others:
         with torch.no_grad():
-            torch._foreach_copy_([place(memory, *one) for one in others], [source for _, source in others])
+            torch._foreach_copy_(
+                [place(memory, base + at, source) for at, source in others], [source for _, source in others]
+            )
+    pieces = [piece for each in moves for piece in each.pieces]
     numbers = itertools.count()
 
     def work(_: int) -> None:
         while (number := next(numbers)) < len(pieces):
-            ctypes.memmove(*pieces[number])
+            at, source, length = pieces[number]
+            ctypes.memmove(first + at, source, length)
 
-    if size <= INLINE:
+    threads = min(at_once(), len(pieces))
+    if threads < 2 or sum(length for _, _, length in pieces) <= INLINE:
         work(0)
     else:
-        work_on(min(at_once(), len(pieces)), work)
+        work_on(threads, work)

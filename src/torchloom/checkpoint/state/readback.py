@@ -29,6 +29,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchloom.checkpoint.state.resharding import Box
+from torchloom.checkpoint.state.threads import work_on
 from torchloom.checkpoint.state.tree import DTYPES, Encoder, Record, told
 from torchloom.errors import CheckpointDamaged, RestoreDiffers, StorageFailed
 
@@ -105,7 +106,8 @@ def compare(
     comparison = _Comparison(same_world, seed)
     for part in parts:
         comparison.add(part)
-    comparison.compare_bytes()
+    # On this thread alone: torch would call its others to compare one small window.
+    work_on(1, lambda _: comparison.compare_bytes())
     comparison.compare_boxes(everyone)
     everything = how_much() == "all"
     errors = [text for text, surely in comparison.wrong if surely or everything]
@@ -126,14 +128,9 @@ class _Pair:
     live: torch.Tensor
     surely: bool
     whole: bool
-
-    @property
-    def start(self) -> int:
-        return int(self.record["at"])
-
-    @property
-    def stop(self) -> int:
-        return self.start + int(self.live.numel() * self.live.element_size())
+    start: int
+    stop: int
+    """Its bytes in the image, counted from the first tensor on."""
 
 
 class _Comparison:
@@ -173,9 +170,10 @@ class _Comparison:
         if saved["shape"] == now["shape"] and (
             not sharded or (self._same_world and saved.get("offset") == now.get("offset"))
         ):
-            pair = _Pair(saved, live, part.surely, part.whole)
-            if not self._everything and not live.is_contiguous() and pair.stop - pair.start > PIECE:
+            at, size = int(saved["at"]), int(live.numel() * live.element_size())
+            if not self._everything and not live.is_contiguous() and size > PIECE:
                 return  # to read it in order takes a copy of all of it
+            pair = _Pair(saved, live, part.surely, part.whole, at, at + size)
             self._pairs.setdefault(id(image), (image, []))[1].append(pair)
         elif self._everything:
             offset = tuple(now.get("offset", [0] * live.dim()))

@@ -24,10 +24,11 @@ from torchloom.checkpoint.memory import tier as places
 from torchloom.checkpoint.memory.copying import CopyAgreement
 from torchloom.checkpoint.memory.slots import SPARE, KeptState, MemoryTier, SlotFile
 from torchloom.checkpoint.state.fresh_pages import INLINE, Making
-from torchloom.checkpoint.state.image import Image, plan
+from torchloom.checkpoint.state.image import Image
+from torchloom.checkpoint.state.planning import Planner
 from torchloom.checkpoint.state.region import Region, anonymous
-from torchloom.checkpoint.state.threads import beside
-from torchloom.checkpoint.state.training_parts import State
+from torchloom.checkpoint.state.threads import BriefPause, beside
+from torchloom.checkpoint.state.training_parts import ABOUT, State
 from torchloom.checkpoint.store.names import CheckpointName
 
 _SEALED = "sealed"
@@ -77,12 +78,14 @@ class Staging:
         self.tier = tier
         self.board: Board | None = None
         self._series = ""  # begins the name of every save
+        self._planners = {"own": Planner(fresh=(ABOUT,)), "shared": Planner()}
         self._regions: dict[str, Region] = {}
         self._making = Making()
         self._begun = False
         self._sealed_event = 0
         self._sealing: _Sealing | None = None
         self._seal: Callable[[], None] | None = None
+        self._pause = BriefPause()
         self._sizes: dict[str, int] = {}
         self._missed_one = False
         self._copies = CopyAgreement(group, tier.directory) if tier is not None else None
@@ -127,6 +130,7 @@ class Staging:
         if self._sealing is None:
             return
         if wait:
+            self._pause.end()
             self._start_sealing()
             self._sealing.done.wait()
         if self._sealing.done.is_set():
@@ -167,13 +171,16 @@ class Staging:
             self.tier.begin_write(slot)
         return Staged(files if to_store else None, growth_s, note)
 
-    def seal_first(self) -> Callable[[], None] | None:
-        """The function that seals the newest state, for a thread that does more; that thread must call it."""
-        work, self._seal = self._seal, None
+    def seal_first(self, pause: BriefPause) -> Callable[[], None] | None:
+        """The function that seals the newest state, for a thread that does more; that thread must call it,
+        after the pause."""
+        work, self._seal, self._pause = self._seal, None, pause
         return work
 
-    def go_on(self) -> None:
-        """What is left to do beside the training: seal, make a slot. The last thing that a save does."""
+    def go_on(self, pause: BriefPause) -> None:
+        """What is left to do beside the training: seal, after the pause, and make a slot. The last thing that
+        a save does."""
+        self._pause = pause
         self._start_sealing()
         if self.tier is None or self._making.busy:
             return
@@ -198,9 +205,9 @@ class Staging:
     def _plan(self, about: Mapping[str, Any]) -> dict[str, Image]:
         keeps = self._group.keeps_shared if self.tier else self._group.rank == 0
         own, shared = self._state.take(about, with_shared=keeps)
-        images = {"own": plan(own)}
+        images = {"own": self._planners["own"].plan(own)}
         if shared:
-            images["shared"] = plan(shared)
+            images["shared"] = self._planners["shared"].plan(shared)
         self._sizes = {kind: image.size for kind, image in images.items()}
         return images
 
@@ -304,6 +311,6 @@ class Staging:
 
     def _start_sealing(self) -> None:
         """On a separate thread, unless another caller does it."""
-        work = self.seal_first()
-        if work is not None and beside(work, "loom-seal") is None:
+        work = self.seal_first(self._pause)
+        if work is not None and beside(work, "loom-seal", self._pause) is None:
             work()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,10 @@ from typing import Any, Protocol
 import torch
 
 from torchloom.checkpoint.memory.header import BLOCK
-from torchloom.checkpoint.state.crc import combine
+from torchloom.checkpoint.state.crc import combine, crc32
 from torchloom.checkpoint.state.image import FIRST, index_size, read_index
 from torchloom.checkpoint.state.moving import is_plain
+from torchloom.checkpoint.state.new_memory import NewMemory
 from torchloom.checkpoint.state.threads import at_once, work_on
 from torchloom.checkpoint.state.tree import DTYPES, Record
 from torchloom.checkpoint.store.manifest import FileEntry, Manifest
@@ -34,6 +34,10 @@ from torchloom.errors import CheckpointDamaged
 
 PIECE = 8 << 20
 """What is read from a store at once: worth a round trip, and still in the cache when it is summed."""
+INDEX = 1 << 16
+"""What is read first: most indexes, without asking twice."""
+TAKE = 4
+"""Blocks of memory that a thread takes at once: two threads in one large page would both make it."""
 SMALL = 1 << 16
 """Below this a copy by Python is quicker than a call of torch."""
 WORD = 8
@@ -49,6 +53,12 @@ class Span:
     memory: memoryview
     flat: torch.Tensor
     """The same memory as a tensor of bytes, which also keeps it alive."""
+
+    def make_pages(self, memory: NewMemory, start: int, stop: int) -> None:
+        """Those that the image's bytes from `start` to `stop` go to."""
+        begin, end = max(start, self.start) - self.start, min(stop, self.stop) - self.start
+        if end - begin >= SMALL:
+            memory.make(self.flat.data_ptr(), begin, end)
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ class ImageSource(Protocol):
     def read(self, start: int, length: int) -> bytearray:
         """Some bytes; fewer at the end. The caller compares them."""
 
-    def copy_out(self, spans: list[Span], keep: Kept) -> None:
+    def copy_out(self, spans: list[Span], keep: Kept, memory: NewMemory) -> None:
         """Fill the spans and compare the whole image; also copy what is to be kept, if reading it again takes
         long. Raises CheckpointDamaged or StorageFailed."""
 
@@ -83,8 +93,9 @@ class Streamed:
     def __init__(self, source: ImageSource) -> None:
         """Reads the index. Raises CheckpointDamaged or StorageFailed."""
         self._source, self.size, self.reads_at_once = source, source.size, source.reads_at_once
-        length = index_size(bytes(source.read(0, min(FIRST, source.size))), source.size)
-        index = read_index(bytes(source.read(0, length)), source.size)
+        head = bytes(source.read(0, min(INDEX, source.size)))
+        length = index_size(head[:FIRST], source.size)
+        index = read_index(head if length <= len(head) else bytes(source.read(0, length)), source.size)
         self.trees, self.records, self.objects = index.trees, index.records, index.objects
         self._first = index.first
         self._kept: Kept = {}
@@ -97,10 +108,13 @@ class Streamed:
         return torch.frombuffer(kept or self._source.read(start, stop - start), dtype=torch.uint8)
 
     def copy_out(
-        self, targets: list[tuple[Record, torch.Tensor]], keep: Sequence[tuple[int, int]] = ()
+        self,
+        targets: list[tuple[Record, torch.Tensor]],
+        keep: Sequence[tuple[int, int]] = (),
+        memory: NewMemory | None = None,
     ) -> None:
         """Copy tensors to where they are wanted, and compare everything. `keep`: what `bytes_of` will be
-        asked for, which need not be read again then."""
+        asked for, which need not be read again then. `memory`: what made some of the tensors."""
         spans: list[Span] = []
         later: list[tuple[torch.Tensor, torch.Tensor]] = []
         read: dict[int, torch.Tensor] = {}
@@ -119,7 +133,7 @@ class Streamed:
         kept: Kept = {
             (self._first + start, min(self.size, self._first + stop)): bytearray() for start, stop in keep
         }
-        self._source.copy_out(sorted(spans, key=lambda span: span.start), kept)
+        self._source.copy_out(sorted(spans, key=lambda span: span.start), kept, memory or NewMemory())
         self._kept = kept
         with torch.no_grad():
             for target, inside in later:
@@ -140,30 +154,40 @@ class SlotSource:
         with self._open() as file:
             return bytearray(os.pread(file.fileno(), min(length, self.size - start), self._offset + start))
 
-    def copy_out(self, spans: list[Span], keep: Kept) -> None:
-        starts = [span.start for span in spans]
-        blocks = itertools.count()
+    def copy_out(self, spans: list[Span], keep: Kept, memory: NewMemory) -> None:
+        takes = itertools.count(step=TAKE)
         wrong: list[int] = []
 
         def work(_: int) -> None:
             scratch = _span(0, torch.empty(BLOCK, dtype=torch.uint8))
-            while (number := next(blocks)) < len(self._sums) and not wrong:
-                start = number * BLOCK
-                near = spans[max(0, bisect_right(starts, start) - 1) : bisect_left(starts, start + BLOCK)]
-                parts = list(_parts(start, near, scratch))
-                _fill(file.fileno(), [part.memory for part in parts], self._offset + start)
-                total = sum(int(part.flat.view(torch.int64).sum()) for part in parts)
-                if (total - self._sums[number]) % (1 << 64):
-                    wrong.append(number)
-                    return
-                for part in parts:
-                    if part.scratch:
-                        _deal(part, near)
+            while (first := next(takes)) < len(self._sums) and not wrong:
+                for number in range(first, min(first + TAKE, len(self._sums))):
+                    near = _near(number * BLOCK, (number + 1) * BLOCK, spans)
+                    if not self._block(file.fileno(), number, near, scratch, memory):
+                        wrong.append(number)
+                        return
 
         with self._open() as file:
             work_on(min(at_once(), len(self._sums)), work)
         if wrong:
             raise CheckpointDamaged("an image in memory was changed")
+
+    def _block(
+        self, descriptor: int, number: int, near: list[Span], scratch: Span, memory: NewMemory
+    ) -> bool:
+        """Fill a block; False if it is not what was sealed."""
+        start = number * BLOCK
+        for span in near:
+            span.make_pages(memory, start, start + BLOCK)
+        parts = list(_parts(start, near, scratch))
+        _fill(descriptor, [part.memory for part in parts], self._offset + start)
+        total = sum(int(part.flat.view(torch.int64).sum()) for part in parts)
+        if (total - self._sums[number]) % (1 << 64):
+            return False
+        for part in parts:
+            if part.scratch:
+                _deal(part, near)
+        return True
 
     def _open(self) -> Any:
         try:
@@ -184,7 +208,7 @@ class StoreSource:
         read_file(self._storage, self._manifest, self._entry, start, [memoryview(found)])
         return found
 
-    def copy_out(self, spans: list[Span], keep: Kept) -> None:
+    def copy_out(self, spans: list[Span], keep: Kept, memory: NewMemory) -> None:
         pieces = range(0, self.size, PIECE)
         keep.update({(start, stop): bytearray(stop - start) for start, stop in keep})
         sums: list[tuple[int, int]] = [(0, 0)] * len(pieces)
@@ -196,11 +220,14 @@ class StoreSource:
             try:
                 while (number := next(numbers)) < len(pieces) and not given_up:
                     start = pieces[number]
-                    buffers = list(_covering(start, min(self.size, start + PIECE), spans))
+                    stop = min(self.size, start + PIECE)
+                    buffers = list(_covering(start, stop, spans))
+                    for span in _near(start, stop, spans):
+                        span.make_pages(memory, start, stop)
                     length = read_file(self._storage, self._manifest, self._entry, start, buffers)
                     crc = 0
                     for buffer in buffers:
-                        crc = zlib.crc32(buffer, crc)
+                        crc = crc32(buffer, crc)
                     sums[number] = crc, length
                     _note(start, buffers, keep)
             finally:
@@ -268,10 +295,7 @@ def _deal(part: _Part, spans: list[Span]) -> None:
 def _covering(start: int, stop: int, spans: list[Span]) -> Iterator[memoryview]:
     """Buffers that take the bytes from start to stop, one after another; unwanted bytes are discarded."""
     at = start
-    near = max(0, bisect_right(spans, start, key=lambda span: span.start) - 1)
-    for span in spans[near:]:
-        if span.start >= stop:
-            break
+    for span in _near(start, stop, spans):
         if span.stop <= at:
             continue
         if span.start > at:
@@ -282,6 +306,12 @@ def _covering(start: int, stop: int, spans: list[Span]) -> Iterator[memoryview]:
         at = end
     if at < stop:
         yield memoryview(bytearray(stop - at))
+
+
+def _near(start: int, stop: int, spans: list[Span]) -> list[Span]:
+    """Those that have bytes from start to stop, and perhaps one before."""
+    first = max(0, bisect_right(spans, start, key=lambda span: span.start) - 1)
+    return spans[first : bisect_left(spans, stop, key=lambda span: span.start)]
 
 
 def _note(at: int, buffers: list[memoryview], keep: Kept) -> None:

@@ -24,8 +24,22 @@ def alone() -> None:
     _set(1)
 
 
-def beside(work: Callable[[], None], name: str) -> threading.Thread | None:
-    """Run it on a separate thread; None if this process may not have another one.
+class BriefPause:
+    """A wait before work beside the training begins, for as long as nobody waits for that work."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds, self._over = seconds, threading.Event()
+
+    def wait(self) -> None:
+        if self._seconds > 0:
+            self._over.wait(self._seconds)
+
+    def end(self) -> None:
+        self._over.set()
+
+
+def beside(work: Callable[[], None], name: str, pause: BriefPause | None = None) -> threading.Thread | None:
+    """Run it on a separate thread, after the pause; None if this process may not have another one.
 
     The thread begins when this call returns: one that has just been started keeps the interpreter until it
     waits for something, and whoever starts it would wait for that.
@@ -35,6 +49,8 @@ def beside(work: Callable[[], None], name: str) -> threading.Thread | None:
     def begin() -> None:
         with may_begin:
             pass
+        if pause is not None:
+            pause.wait()
         alone()
         work()
 

@@ -50,7 +50,8 @@ _TENSORS = frozenset(
 )
 """Those that torch can copy."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_KINDS = (torch.Tensor, nn.Parameter)
+PLAIN_KINDS = (torch.Tensor, nn.Parameter)
+"""Tensors that are what they look like."""
 _QUANTISED = {"qint8": torch.int8, "quint8": torch.uint8, "qint32": torch.int32}
 
 
@@ -85,7 +86,7 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 def is_shard(tensor: Any) -> bool:
     """Whether it is a DTensor, without importing DTensor if nothing uses it."""
-    if type(tensor) in _KINDS:
+    if type(tensor) in PLAIN_KINDS:
         return False
     return isinstance(tensor, torch.Tensor) and hasattr(tensor, "to_local") and hasattr(tensor, "placements")
 
@@ -225,7 +226,7 @@ class Encoder:
 
     def _any_tensor(self, value: torch.Tensor, path: Path) -> dict[str, Any]:
         kind: type = type(value)
-        if kind in _KINDS:
+        if kind in PLAIN_KINDS:
             if value.is_quantized:
                 return self._quantised(value, path)
             number = self._tensor(value, value.detach(), {"path": told(path)}, path)

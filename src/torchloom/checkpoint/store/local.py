@@ -117,12 +117,11 @@ class LocalStorage:
         with self._errors("list", prefix):
             top = self._path(prefix.rstrip("/"))
             for directory, _, files in os.walk(top, onerror=_raise_unless_gone):
+                above = os.path.relpath(directory, self._root).replace(os.sep, "/")
                 for name in files:
-                    path = os.path.join(directory, name)
                     with suppress(FileNotFoundError):  # removed while we look
-                        facts = os.stat(path)
-                        key = os.path.relpath(path, self._root).replace(os.sep, "/")
-                        found.append(Stored(key, facts.st_size, facts.st_mtime))
+                        facts = os.stat(os.path.join(directory, name))
+                        found.append(Stored(f"{above}/{name}", facts.st_size, facts.st_mtime))
         return sorted(found, key=lambda stored: stored.key)
 
     def delete(self, key: str) -> None:

@@ -16,6 +16,7 @@ A timed out request may have happened or may still happen. The protocol in commi
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ UPLOADS_AT_ONCE = 8
 """Parts in flight; with their size it bounds the memory an upload takes."""
 READS_AT_ONCE = 8
 """Requests in flight while an object is read: a store is far away, or spread over many disks."""
+HOLDS_OTHERS_UP = 1 << 16
+"""Copies from so many bytes on give the interpreter free."""
 
 
 @dataclass(frozen=True)
@@ -124,12 +127,7 @@ class ObjectStorage:
             return 0
         with self._errors("read", key):
             data = self._obstore.get_range(self._store, check_key(key), start=start, length=length)
-            view, at = memoryview(data), 0
-            for buffer in buffers:
-                piece = view[at : at + len(buffer)]
-                buffer[: len(piece)] = piece
-                at += len(piece)
-            return at
+            return _deal(memoryview(data), buffers)
 
     def list(self, prefix: str) -> list[Stored]:
         found: list[Stored] = []
@@ -227,6 +225,31 @@ class ObjectStorage:
             f"could not {verb} {self._url}/{key}, because the store has no bucket {bucket}",
             hint="create the bucket, or correct S3_BUCKET",
         )
+
+
+def _deal(data: memoryview, buffers: Sequence[memoryview]) -> int:
+    """Copy into buffers, one after another; how many bytes.
+
+    Other threads read and sum meanwhile: an assignment would keep the interpreter for as long as it takes.
+    """
+    at, first = 0, _address(data)
+    for buffer in buffers:
+        length = min(len(buffer), len(data) - at)
+        if first is None or length < HOLDS_OTHERS_UP:
+            buffer[:length] = data[at : at + length]
+        else:
+            ctypes.memmove((ctypes.c_char * length).from_buffer(buffer), first + at, length)
+        at += length
+    return at
+
+
+def _address(data: memoryview) -> int | None:
+    """Where the bytes of a read-only object are: NumPy can say it, if it is there."""
+    try:
+        import numpy
+    except ImportError:
+        return None
+    return int(numpy.frombuffer(data, numpy.uint8).ctypes.data) if len(data) else None
 
 
 def _no_bucket(error: BaseException) -> bool:
