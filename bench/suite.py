@@ -59,6 +59,7 @@ BENCHES: tuple[Bench, ...] = (
     Bench("windows", ("--looks", "50", "--ranks", "1024", "--stream", "6"), 60),
     Bench("devices", ("--devices", "2000", "--jobs", "200", "--alerts", "50"), 30),
     Bench("detect", None, full=("--sizes", "4", "--budget", "540")),
+    Bench("neighbour", None, full=("--runs", "3")),
     Bench("peers", None, full=("--runs", "3", "--within-min", "40")),
 )
 """Those with a short form, or with arguments; every other file here is run in full as it is."""

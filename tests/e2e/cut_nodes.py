@@ -25,6 +25,8 @@ class CutNodes(Nodes):
         super().__init__(root, *others)
         self.hosts = hosts
         self.address = hosts.address(CONTROL)
+        self.shm_mb = 0
+        """Size of a /dev/shm that each agent and its workers have for themselves; 0: the machine's."""
 
     def host(self, name: str) -> int:
         return list(self.stacks).index(name)
@@ -32,7 +34,9 @@ class CutNodes(Nodes):
     def command(self, name: str) -> list[str]:
         host = self.host(name)
         place = ["--address", self.hosts.address(host), "--interface", INTERFACE]
-        return self.hosts.command(host, [str(BIN / "loom"), "agent", *place])
+        mount = f"mount -t tmpfs -o size={self.shm_mb}m none /dev/shm"
+        own = ["sh", "-c", f'{mount} && exec "$@"', "sh"] if self.shm_mb else []
+        return self.hosts.command(host, [*own, str(BIN / "loom"), "agent", *place])
 
     def start(self) -> None:
         super().start()
@@ -74,7 +78,8 @@ class CutNodes(Nodes):
 
 
 @contextmanager
-def cut_nodes(*others: str) -> Iterator[CutNodes]:
+def cut_nodes(*others: str, shm_mb: int = 0, **env: str) -> Iterator[CutNodes]:
+    """`env`: of all agents."""
     libc = ctypes.CDLL(None, use_errno=True)
     with (
         tempfile.TemporaryDirectory(prefix="loom-c-") as root,
@@ -83,6 +88,9 @@ def cut_nodes(*others: str) -> Iterator[CutNodes]:
     ):
         hosts.enter(CONTROL)
         nodes = CutNodes(Path(root), hosts, *others)
+        nodes.shm_mb = shm_mb
+        for stack in nodes.stacks.values():
+            stack.env |= env
         try:
             nodes.start()
             yield nodes

@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from agent_stage import (
     NODE,
@@ -25,10 +26,13 @@ from agent_stage import (
 )
 
 from torchloom.agent.main import serve
+from torchloom.agent.neighbour.channel import call
+from torchloom.agent.neighbour.plans import KeptPlan
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.processes import exits, fencing
 from torchloom.agent.processes.process import Process, is_alive, start_ticks
 from torchloom.bus.protocol import Message
+from torchloom.checkpoint.memory import tier
 from torchloom.errors import Conflict
 from torchloom.home import Home
 from torchloom.model.events import (
@@ -41,6 +45,8 @@ from torchloom.model.events import (
 )
 from torchloom.model.job import Program
 from torchloom.model.messages import Standing
+from torchloom.model.neighbours import MemoryPeer
+from torchloom.private import make_private
 from torchloom.spawner.client import AsyncSpawnerClient
 from torchloom.wire import codec, subjects
 
@@ -370,5 +376,28 @@ def test_a_spawner_is_made_ready_at_once_and_replaced_when_it_dies(
         (spawner,) = processes_naming(path)
         os.kill(spawner, signal.SIGKILL)
         await until(lambda: processes_naming(path) not in ([], [spawner]))
+
+    run(tmp_path, scene)
+
+
+def test_an_agent_that_was_restarted_answers_the_agents_of_its_neighbours_at_once(tmp_path: Path) -> None:
+    """Not only from the next start on: until then no copy would be taken."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.start_agent()
+        await stage.crash_agent()
+        folder = tier.directory(stage.home.boxes, "kept")
+        make_private(folder)
+        plan = KeptPlan(1, MemoryPeer("other", "127.0.0.1", 1), "11" * 32)
+        tier.neighbour(folder).write_bytes(msgspec.json.encode(plan))
+        await stage.start_agent()
+        port = stage.events(NodeJoined)[-1].inventory.memory_port
+
+        def ask() -> Any:
+            with call("127.0.0.1", port, "kept", plan.secret) as channel:
+                channel.say(ask="list", rank=0)
+                return channel.hear()
+
+        assert await asyncio.to_thread(ask) == {"states": []}
 
     run(tmp_path, scene)

@@ -18,7 +18,9 @@ from torchloom.agent.checkpoints.save_reports import Saves
 from torchloom.agent.journal import Journal, ProcessNote
 from torchloom.agent.lighthouse.keeper import Lighthouses
 from torchloom.agent.logs.watch import LogWatch
+from torchloom.agent.neighbour.copy_process import CopyProcess
 from torchloom.agent.neighbour.door import MemoryDoor
+from torchloom.agent.neighbour.preparing import Fetches
 from torchloom.agent.observe.boxes import ReadableBox
 from torchloom.agent.observe.devices import Devices
 from torchloom.agent.observe.kernel_log import KernelLog
@@ -168,6 +170,10 @@ class Host:
     """How many nodes there are, as the last command said."""
     door: MemoryDoor | None = None
     """Where other agents bring and fetch states in memory, and ask for lighthouses."""
+    copy_process: CopyProcess = field(default_factory=CopyProcess)
+    """Where copies of states are sent and taken."""
+    fetches: Fetches = field(default_factory=Fetches)
+    """States in memory that are being brought here."""
     copies: bool = True
     """Whether copies of states in memory are sent and taken."""
     domain: str = ""

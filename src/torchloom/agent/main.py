@@ -22,7 +22,9 @@ from torchloom.agent.journal import Journal
 from torchloom.agent.lighthouse import report_links
 from torchloom.agent.lighthouse.keeper import Lighthouses
 from torchloom.agent.logs.files import DEFAULT_LIMIT
+from torchloom.agent.neighbour import plans
 from torchloom.agent.neighbour.copier import Copier, bandwidth
+from torchloom.agent.neighbour.copy_process import CopyProcess
 from torchloom.agent.neighbour.door import MemoryDoor
 from torchloom.agent.node_name import Name
 from torchloom.agent.observe import boxes, devices, pulse, stopped_replicas
@@ -93,7 +95,7 @@ async def serve(
         await host.spawners.reconnect()
         if prewarm:
             tasks.start(_prewarm(host), "prewarm")
-        if await host.lighthouses.adopt():
+        if await host.lighthouses.adopt() or plans.all_here(home):
             host.answer_agents()
         await _adopt(host, watch)
         samples = Samples(host)
@@ -117,7 +119,7 @@ async def serve(
         tasks.keep(lambda: fencing.keep_lease(host, bus), "lease")
         tasks.keep(lambda: fencing.enforce(host), "fence")
         tasks.keep(lambda: memory_tiers.keep(host), "memory tiers")
-        tasks.keep(Copier(host).run, "copies in memory")
+        tasks.keep(Copier(host, host.copy_process.send).run, "copies in memory")
         tasks.keep(ReserveProcesses(host).run, "reserve processes")
         if ready is not None:
             ready.set()
@@ -147,6 +149,7 @@ async def serve(
         keep = not (clean or refused) or (keep_spawners is not None and keep_spawners.is_set())
         if host.door is not None:
             host.door.close()
+        host.copy_process.close()
         await host.learned.close()
         await host.spawners.close(quit_unused=not keep)
         watch.close()
@@ -179,6 +182,7 @@ def _host(
         return any(ref.job == job for ref in (*host.workers, *host.starting))
 
     spawners, lighthouses = Spawners(home, has_workers), Lighthouses(home, tasks, node, address)
+    copy_process = CopyProcess()
     host = Host(
         home=home,
         node=node,
@@ -192,7 +196,8 @@ def _host(
         spawners=spawners,
         learned=LearnedSpawners(home, spawners, job_lives),
         lighthouses=lighthouses,
-        door=MemoryDoor(home, address, lighthouses.gate),
+        copy_process=copy_process,
+        door=MemoryDoor(home, address, lighthouses.gate, copy_process.take),
         copies=bool(bandwidth(os.environ)),
         domain=os.environ.get("LOOM_FAILURE_DOMAIN", "")[:128],
         epoch=journal.epoch(),

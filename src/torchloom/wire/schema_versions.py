@@ -33,6 +33,8 @@ class Schema:
     """What a reader does that meets a newer one."""
     stored: bool
     """Whether it outlives the process that wrote it, so that a later version meets it."""
+    needed: bool = True
+    """Whether parts that do not read each other's must not run side by side; else they do without it."""
 
 
 SCHEMAS = (
@@ -49,7 +51,7 @@ SCHEMAS = (
     Schema("checkpoint manifests", 1, 1, "field `format`", "the checkpoint is not used", True),
     Schema("checkpoint images", 2, 2, "first bytes, LOOMIMG2", "the checkpoint is not used", True),
     Schema("states in memory", 1, 1, "first bytes, LOOMMEM1", "the checkpoint store is used", True),
-    Schema("states between agents", 1, 1, "first bytes, LOOMNBR1", "the connection is refused", False),
+    Schema("states between agents", 2, 2, "first bytes, LOOMNBR2", "the connection is refused", False, False),
     Schema("loader states", 1, 1, "field `version`", "the job does not resume, with the reason", True),
     Schema("shard indexes", 1, 1, "field `torchloom_index`", "the index is refused", True),
     Schema("HTTP API", 1, 1, "the path, /api/v1", "404", False),
@@ -71,10 +73,11 @@ class Readable:
     reads_from: int
     reads_to: int
     stored: bool
+    needed: bool = True
 
     @property
     def ok(self) -> bool:
-        return self.reads_from <= self.theirs <= self.reads_to
+        return not self.needed or self.reads_from <= self.theirs <= self.reads_to
 
 
 def compare(theirs: Mapping[str, int]) -> list[Readable]:
@@ -82,7 +85,7 @@ def compare(theirs: Mapping[str, int]) -> list[Readable]:
     unreadable here."""
     own = {schema.name: schema for schema in SCHEMAS}
     known = [
-        Readable(s.name, theirs.get(s.name, BEFORE[s.name]), s.reads_from, s.version, s.stored)
+        Readable(s.name, theirs.get(s.name, BEFORE[s.name]), s.reads_from, s.version, s.stored, s.needed)
         for s in SCHEMAS
     ]
     return known + [

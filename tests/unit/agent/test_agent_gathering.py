@@ -10,7 +10,7 @@ import pytest
 from memory_sides import JOB, KEY, Side
 
 from torchloom.agent.neighbour.door import MemoryDoor
-from torchloom.agent.neighbour.preparing import prepare_memory
+from torchloom.agent.neighbour.preparing import Fetches, prepare_memory
 from torchloom.checkpoint.memory import tier
 from torchloom.checkpoint.memory.header import HEADER, read_header
 from torchloom.model.effects import Launch, StartWorkers
@@ -54,8 +54,15 @@ def prepare(side: Side, *ranks: RankMemory, size: int, world: int = 0) -> None:
         store=RendezvousAddress("127.0.0.1", 1),
         memory=MemoryPlan(NOBODY, ranks, world),
     )
-    host = SimpleNamespace(home=side.home, node="here", withdrawn=set(), door=None)
-    asyncio.run(prepare_memory(cast(Any, host), effect, {MEMORY_SECRET: KEY}))
+    ref = effect.launches[0].ref
+    host = SimpleNamespace(home=side.home, node="here", withdrawn=set(), door=None, fetches=Fetches())
+    host.starting, host.running = {ref: None}, list
+
+    async def bring() -> None:
+        await prepare_memory(cast(Any, host), effect, {MEMORY_SECRET: KEY})
+        await host.fetches.wait()
+
+    asyncio.run(bring())
 
 
 def gathered(side: Side) -> dict[str, bytes]:

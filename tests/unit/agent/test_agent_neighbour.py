@@ -18,7 +18,7 @@ from memory_sides import JOB, KEY, Side
 
 from torchloom.agent.neighbour import slot_transfer
 from torchloom.agent.neighbour.channel import Channel, NeighbourFailed, call
-from torchloom.agent.neighbour.copier import Copier, bandwidth
+from torchloom.agent.neighbour.copier import Copier, bandwidth, rest_s
 from torchloom.agent.neighbour.door import MemoryDoor
 from torchloom.agent.neighbour.plans import KeptPlan
 from torchloom.agent.neighbour.slot_transfer import SendingPace, copied_slots, own_slots
@@ -111,6 +111,36 @@ def test_a_copy_that_is_underway_when_its_generation_ends_is_none(
     with connect(door) as channel, pytest.raises(NeighbourFailed):
         put(channel, here, "s.1", midway=lambda: there.plan(generation=2))
     assert there.copies(1) == []
+
+
+def test_copies_that_come_together_do_not_overfill_the_memory(
+    here: Side, there: Side, door: MemoryDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each alone would fit. The memory of the second is not taken at all."""
+    size = 8 << 20
+
+    def usable(folder: Path) -> int:
+        return 12 << 20 if folder != there.folder else (12 << 20) - tier.size(folder)
+
+    monkeypatch.setattr(tier, "usable", usable)
+    with connect(door) as one, connect(door) as other:
+        one.say(ask="put", rank=1, generation=1, save="s.1", keep="", size=size)
+        assert one.hear() == {"why": ""}
+        other.say(ask="put", rank=2, generation=1, save="s.1", keep="", size=size)
+        assert other.hear() == {"why": "there is no room for 8 MiB"}
+        assert not tier.copy(there.folder, 2, 0).exists()
+
+
+def test_a_copy_that_has_grown_out_of_its_room_leaves_none_of_it_taken(
+    here: Side, there: Side, door: MemoryDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.seal(here.own(1, 0), "s.1")
+    with connect(door) as channel:
+        assert not put(channel, here, "s.1")
+        monkeypatch.setattr(tier, "usable", lambda folder: 1 << 20)
+        channel.say(ask="put", rank=1, generation=1, save="s.2", keep="", size=8 << 20)
+        assert "no room" in channel.hear()["why"]
+    assert list(there.folder.glob("copy-*")) == []
 
 
 def test_what_is_damaged_on_the_way_is_refused(here: Side, there: Side, door: MemoryDoor) -> None:
@@ -284,3 +314,10 @@ def test_why_a_copy_failed_is_known_until_the_next_one_succeeds(
     tier.neighbour(here.folder).write_bytes(msgspec.json.encode(plan))
     asyncio.run(copied("s2"))
     assert host.worker.copy_trouble == "" and there.copies(0) == ["s2"]
+
+
+def test_copies_follow_one_another_only_where_cores_are_idle() -> None:
+    assert rest_s(1.0, 0.1, 1.2) == 0.0
+    assert rest_s(1.0, 5.0, 6.0) == pytest.approx(44.0), "2 % of a core"
+    assert rest_s(1.0, 90.0, 91.0) == 0.0, "it was slow enough by itself"
+    assert rest_s(0.0, 0.0, 1.0) == 0.0, "a kernel that does not say"

@@ -30,7 +30,8 @@ def contents(directory: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("days", [0.0, -1.0, float("nan"), float("inf"), 1e9, 0.5])
 def test_a_certificate_that_is_not_valid_for_any_day_is_not_made(cluster: Path, days: float) -> None:
     before = contents(cluster)
-    for ask in (lambda: renew(cluster, days), lambda: issue(cluster, ["h"], days)):
+    verbs = (lambda: renew(cluster, days), lambda: issue(cluster, ["h"], days), lambda: rotate(cluster, days))
+    for ask in verbs:
         with pytest.raises(UsageError, match="--days is a number from 1 to 3650"):
             ask()
     assert contents(cluster) == before
@@ -62,6 +63,12 @@ def test_certificates_of_control_hosts_are_renewed_and_not_replaced_by_others(cl
     with pytest.raises(Conflict, match="loom ca renew"):
         issue(cluster, ["a"])
     assert contents(cluster) == before
+
+
+def test_a_new_authority_is_valid_for_as_long_as_was_asked(cluster: Path) -> None:
+    rotate(cluster, 10)
+    left = ends_at(cluster / "ca" / "ca.pem") - datetime.datetime.now(datetime.UTC)
+    assert datetime.timedelta(days=8) < left < datetime.timedelta(days=11)
 
 
 def test_where_there_is_no_authority_nothing_is_made(tmp_path: Path) -> None:

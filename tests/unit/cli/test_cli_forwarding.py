@@ -27,8 +27,9 @@ SHELL = {
     "MY_DATA": "d",
     "MY_MODEL": "m",
     "PWD": "/",
+    "HOSTNAME": "of the shell, not of the worker",
 }
-FOREIGN = {"GITHUB_TOKEN", "SSH_AUTH_SOCK", "MY_DATA", "MY_MODEL", "PWD"}
+FOREIGN = {"GITHUB_TOKEN", "SSH_AUTH_SOCK", "MY_DATA", "MY_MODEL", "PWD", "HOSTNAME"}
 OURS = {"LOOM_TOKEN": "t", "LOOM_NATS_PASSWORD": "p", "LOOM_ADDRESS": "a", "LOOM_STORE_SECRET": "s"}
 
 

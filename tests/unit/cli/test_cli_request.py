@@ -11,6 +11,7 @@ import pytest
 from torchloom.cli.jobs import flags
 from torchloom.cli.jobs.request import interpreter, job_name, job_request
 from torchloom.errors import NotFound, UsageError
+from torchloom.model.ids import check_token
 
 
 def parse(*argv: str) -> Namespace:
@@ -86,6 +87,10 @@ def test_names() -> None:
     assert job_name(parse("x.py"), {"JOB_ID": "other"}) == "other"
     made = job_name(parse("some/My_Train.v2.py"), {})
     assert made.startswith("my-train-v2-") and job_name(parse("some/My_Train.v2.py"), {}) != made
+    many = {job_name(parse("train.py"), {}) for _ in range(1000)}
+    assert len(many) > 998, "names of two random bytes met eight times among a thousand jobs"
+    long = job_name(parse(f"{'x' * 300}.py"), {})
+    assert check_token(long, "job name") == long
     assert job_name(parse("-m", "pkg.train"), {}).startswith("train-")
     with pytest.raises(UsageError):
         job_name(parse("--name", "Not Valid", "x.py"), {})

@@ -120,6 +120,8 @@ def test_damage_is_not_taken_for_a_newer_schema() -> None:
 def test_a_version_says_what_of_another_one_it_reads() -> None:
     assert all(one.ok for one in schema_versions.compare({name: s.version for name, s in BY_NAME.items()}))
     assert all(one.ok for one in schema_versions.compare({})), "a service from before there was an answer"
+    assert all(one.ok for one in schema_versions.compare({"states between agents": 1})), "they do without"
+    assert not all(one.ok for one in schema_versions.compare({"commands": 2}))
     theirs = {"events": 2, "unheard of": 1}
     assert {one.schema for one in schema_versions.compare(theirs) if not one.ok} == {"events", "unheard of"}
 

@@ -5,21 +5,21 @@
     get   {rank, save, kind}                     → {size}; then the slot
     notes {}                                     → {notes}: what this host knows of the line of descent
 
-Owns the listening socket and the copies on this host. It takes nothing from a generation older than the one
-that runs here, keeps two states of each rank, and takes no more memory than the tier may. The port is bound
-at the agent's start and answers from the first job on whose states are copied.
+Owns the listening socket and the copies on this host. States that are put are taken in another process
+(copy_process.py). It takes nothing from a generation older than the one that runs here, keeps two states of
+each rank, and takes no more memory than the tier may. The port is bound at the agent's start and answers from
+the first job on whose states are copied.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torchloom.agent.neighbour import plans, slot_transfer
 from torchloom.agent.neighbour.channel import Channel, NeighbourFailed, answer, greet
@@ -33,10 +33,11 @@ log = logging.getLogger(__name__)
 
 _CALLERS = 16
 """Connections at a time; further ones wait."""
-_NICE = 19
 _PORT_FILE = "memory-port"
 GREETING = "lighthouse:"
 """Before the name of a torchft job: the caller asks for the port of its lighthouse."""
+HandOver: TypeAlias = Callable[[Path, Channel, dict[str, Any]], bool]
+"""Gives a connection that begins with this request to another process; False: it stays here."""
 
 
 class MemoryDoor:
@@ -47,8 +48,9 @@ class MemoryDoor:
         home: Home,
         address: str,
         lighthouse: Callable[[str], tuple[bytes, int] | None] = lambda name: None,
+        elsewhere: HandOver | None = None,
     ) -> None:
-        self._home = home
+        self._home, self._elsewhere = home, elsewhere
         self._lighthouse = lighthouse
         """Key and port of the lighthouse of a torchft job, if it is here."""
         self._socket = _bind(home, address)
@@ -97,7 +99,7 @@ class MemoryDoor:
                 if plan is None:
                     raise NeighbourFailed(f"nothing of {job} is kept here")
                 channel = answer(connection, theirs, plan.secret)
-                _Visit(folder, channel, self._closed.is_set).run()
+                Visit(folder, channel, self._closed.is_set, self._elsewhere).run()
         except (LoomError, OSError) as error:
             log.debug("another agent was not served: %s", error)
         finally:
@@ -110,21 +112,31 @@ class MemoryDoor:
         answer(connection, theirs, found[0]).say(port=found[1])
 
 
-class _Visit:
+class Visit:
     """One connection of another agent."""
 
-    def __init__(self, folder: Path, channel: Channel, closed: Callable[[], bool]) -> None:
-        self._folder, self._channel, self._closed = folder, channel, closed
+    def __init__(
+        self,
+        folder: Path,
+        channel: Channel,
+        closed: Callable[[], bool],
+        elsewhere: HandOver | None = None,
+    ) -> None:
+        self._folder, self._channel, self._closed, self._elsewhere = folder, channel, closed, elsewhere
 
-    def run(self) -> None:
+    def run(self, asked: dict[str, Any] | None = None) -> None:
+        """`asked`: what was asked first, if it was heard already."""
         while True:
             try:
-                asked = self._channel.hear()
+                asked = asked if asked is not None else self._channel.hear()
             except NeighbourFailed:
                 return  # the caller has left
             try:
                 match asked.get("ask"):
                     case "put":
+                        if self._elsewhere is not None:  # what another process does is not done here as well
+                            self._elsewhere(self._folder, self._channel, asked)
+                            return
                         self._put(asked)
                     case "list":
                         self._list(asked)
@@ -136,9 +148,9 @@ class _Visit:
                         return
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise NeighbourFailed(f"a request is not valid ({error})") from error
+            asked = None
 
     def _put(self, asked: dict[str, Any]) -> None:
-        give_way()
         rank, size, save = int(asked["rank"]), int(asked["size"]), str(asked["save"])
         why, path = self._place(rank, int(asked["generation"]), size, save, str(asked["keep"]))
         self._channel.say(why=why)
@@ -162,9 +174,10 @@ class _Visit:
         used = {slot.path for slot in kept[:1]}
         paths = [tier.copy(self._folder, rank, slot) for slot in range(slot_transfer.COPIES)]
         path = next(path for path in paths if path not in used)
-        taken = path.stat().st_size if path.exists() else 0
-        if size > taken + tier.usable(self._folder):
-            return f"there is no room for {size >> 20:,} MiB", None
+        try:
+            slot_transfer.reserve(path, size)
+        except NeighbourFailed as error:
+            return error.message, None
         return "", path
 
     def _stays(self, asked: dict[str, Any]) -> bool:
@@ -202,12 +215,6 @@ class _Visit:
     def _states(self, rank: int) -> list[KeptSlot]:
         """What is here of a rank: its own memory, if it ran here, copies, and what was gathered."""
         return slot_transfer.all_slots(self._folder, rank)
-
-
-def give_way() -> None:
-    """This thread runs only when the training leaves a core idle."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def read_notes(folder: Path) -> dict[str, str]:

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from torchloom.agent.neighbour import slot_transfer
-from torchloom.agent.neighbour.channel import Channel, NeighbourFailed, call
+from torchloom.agent.neighbour.channel import Calls, Channel, NeighbourFailed
 from torchloom.agent.neighbour.fetching import get, get_notes
 from torchloom.agent.neighbour.plans import KeptPlan
 from torchloom.checkpoint.memory import tier
+from torchloom.checkpoint.memory.arriving import Bringing
 from torchloom.model.effects import StartWorkers
 from torchloom.model.neighbours import MemoryPeer, RankMemory
 
@@ -55,9 +56,18 @@ class Gathering:
         assert effect.memory is not None
         self._effect, self._folder, self._plan, self._wanted = effect, folder, plan, wanted
         self._world = effect.memory.world
+        self.calls = Calls()
         self.fetched = 0
 
-    def run(self, ranks: Sequence[RankMemory]) -> None:
+    def run(self, ranks: Sequence[RankMemory], bringing: Mapping[int, Bringing]) -> None:
+        """Closes what it was given: ranks wait for the whole state."""
+        try:
+            self._gather(ranks)
+        finally:
+            for one in bringing.values():
+                one.close()
+
+    def _gather(self, ranks: Sequence[RankMemory]) -> None:
         found = self._look(ranks)
         save = found.newest_of_all([one.rank for one in ranks])
         if not save:
@@ -87,12 +97,11 @@ class Gathering:
                     found.ages[save] = (name.generation, name.branch, name.step, _number(save))
         for peer in dict.fromkeys(peer for rank in ranks for peer in rank.peers):
             asked = [rank.rank for rank in ranks if peer in rank.peers]
-            with self._calling(peer) as channel:
-                if channel is not None:
-                    for number in asked:
-                        channel.say(ask="list", rank=number)
-                        for state in channel.hear()["states"]:
-                            self._note(found, number, peer, state)
+            with self._tolerating(peer), self._calling(peer) as channel:
+                for number in asked:
+                    channel.say(ask="list", rank=number)
+                    for state in channel.hear()["states"]:
+                        self._note(found, number, peer, state)
         return found
 
     def _note(self, found: _Found, rank: int, peer: MemoryPeer, state: dict[str, Any]) -> None:
@@ -110,9 +119,7 @@ class Gathering:
         return missing
 
     def _ask(self, peer: MemoryPeer, ranks: list[int], save: str) -> None:
-        with self._calling(peer) as channel:
-            if channel is None:
-                return
+        with self._tolerating(peer), self._calling(peer) as channel:
             for rank in ranks:
                 get(channel, rank, save, "own", tier.gathered(self._folder, rank), self._wanted)
             if not slot_transfer.gathered_slots(self._folder, tier.SHARED):
@@ -120,8 +127,16 @@ class Gathering:
                 get(channel, ranks[0], save, tier.SHARED, path, self._wanted)
             get_notes(channel, self._folder)
 
-    def _calling(self, peer: MemoryPeer) -> _Call:
-        return _Call(peer, self._effect.job, self._plan.secret)
+    def _calling(self, peer: MemoryPeer) -> AbstractContextManager[Channel]:
+        return self.calls.call(peer.host, peer.port, self._effect.job, self._plan.secret)
+
+    @contextmanager
+    def _tolerating(self, peer: MemoryPeer) -> Iterator[None]:
+        """What cannot be had from another agent is logged and left out."""
+        try:
+            yield
+        except (NeighbourFailed, OSError, KeyError, TypeError, ValueError) as error:
+            log.info("%s is not gathered from %s: %s", self._effect.job, peer.node, error)
 
     def _rename(self, path: Path, to: Path) -> None:
         if path != to:
@@ -137,27 +152,6 @@ class Gathering:
         for slot in gone:
             if slot.header.world == self._world:
                 slot.path.unlink(missing_ok=True)
-
-
-class _Call:
-    """A connection to another agent; None if it cannot be had. What fails in it is logged."""
-
-    def __init__(self, peer: MemoryPeer, job: str, secret: bytes) -> None:
-        self._peer, self._job, self._secret = peer, job, secret
-        self._channel: Channel | None = None
-
-    def __enter__(self) -> Channel | None:
-        with suppress(NeighbourFailed):
-            self._channel = call(self._peer.host, self._peer.port, self._job, self._secret)
-        return self._channel
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
-        if self._channel is not None:
-            self._channel.close()
-        if isinstance(error, NeighbourFailed | OSError | KeyError | TypeError | ValueError):
-            log.info("%s is not gathered from %s: %s", self._job, self._peer.node, error)
-            return True
-        return False
 
 
 def _number(save: str) -> int:

@@ -9,17 +9,19 @@ image's sums when it is restored.
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchloom.agent.neighbour.channel import CHUNK, Channel, NeighbourFailed
+from torchloom.agent.neighbour.channel import Channel, NeighbourFailed
 from torchloom.checkpoint.memory import tier
 from torchloom.checkpoint.memory.header import HEADER, SlotHeader, parse, read_header
 
 COPIES = 2
 """Of each rank of another host: one that is whole, and one on its way."""
+_reserving = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,14 @@ def send(channel: Channel, slot: KeptSlot, pace: SendingPace, wanted: Callable[[
     """Send a slot. The last message says whether it stayed as it was meanwhile. Raises NeighbourFailed."""
     try:
         with open(slot.path, "rb", buffering=0) as file:  # it may get another name meanwhile (gathering.py)
-            for data in _pieces(slot, file.fileno()):
-                if not wanted():
-                    break
-                channel.send(data)
-                pace.sent(len(data))
+            channel.send(slot.head)
+            at = HEADER
+            while at < slot.header.whole and wanted():
+                count = channel.send_file(file.fileno(), at, slot.header.whole - at)
+                if not count:
+                    raise NeighbourFailed("the state was cut short")
+                at += count
+                pace.sent(count)
             same = wanted() and os.pread(file.fileno(), HEADER, 0) == slot.head
     except OSError as error:
         raise NeighbourFailed(f"the state cannot be read ({error.strerror})") from error
@@ -88,15 +93,26 @@ def send(channel: Channel, slot: KeptSlot, pace: SendingPace, wanted: Callable[[
         raise NeighbourFailed("the state was overwritten while it was being sent")
 
 
-def _pieces(slot: KeptSlot, descriptor: int) -> Iterator[bytes]:
-    yield slot.head
-    at = HEADER
-    while at < slot.header.whole:
-        data = os.pread(descriptor, min(CHUNK, slot.header.whole - at), at)
-        if not data:
-            raise NeighbourFailed("the state was cut short")
-        yield data
-        at += len(data)
+def reserve(path: Path, size: int) -> None:
+    """Take the memory of a slot before any of it is sent: states that come together would otherwise all find
+    room, and fill what the training needs. What was in the file is given up. Raises NeighbourFailed."""
+    with _reserving:
+        try:
+            taken = path.stat().st_size if path.exists() else 0
+            if size > taken + tier.usable(path.parent):
+                raise NeighbourFailed(f"there is no room for {size >> 20:,} MiB")
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.pwrite(descriptor, bytes(HEADER), 0)
+                if taken < size:
+                    os.posix_fallocate(descriptor, 0, size)
+            finally:
+                os.close(descriptor)
+        except (OSError, NeighbourFailed) as error:
+            path.unlink(missing_ok=True)
+            if isinstance(error, NeighbourFailed):
+                raise
+            raise NeighbourFailed(f"there is no room for {size >> 20:,} MiB ({error.strerror})") from error
 
 
 def receive(channel: Channel, path: Path, size: int, save: str, wanted: Callable[[], bool]) -> SlotHeader:
@@ -109,18 +125,12 @@ def receive(channel: Channel, path: Path, size: int, save: str, wanted: Callable
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            if os.fstat(descriptor).st_size < size:
-                os.posix_fallocate(descriptor, 0, size)
             os.pwrite(descriptor, bytes(HEADER), 0)
             at = HEADER
             while at < size:
-                data = channel.receive()
-                if not data or at + len(data) > size or not wanted():
-                    raise NeighbourFailed("the state was not sent as announced, or is not wanted any more")
-                view = memoryview(data)
-                while view:
-                    written = os.pwrite(descriptor, view, at)
-                    view, at = view[written:], at + written
+                if not wanted():
+                    raise NeighbourFailed("the state is not wanted any more")
+                at += channel.receive_file(descriptor, at, size - at)
             if channel.hear().get("whole") is not True:
                 raise NeighbourFailed("the state was overwritten while it was being sent")
             os.pwrite(descriptor, head, 0)

@@ -88,7 +88,7 @@ class Authority:
             )
         return issuer, key
 
-    def make(self, name: str, days: int = CA_DAYS) -> None:
+    def make(self, name: str, days: float = CA_DAYS) -> None:
         """The first one."""
         if self.key_file.exists():
             raise Conflict(
@@ -97,7 +97,7 @@ class Authority:
             )
         self._add(name, days, [])
 
-    def rotate(self, name: str, days: int = CA_DAYS) -> None:
+    def rotate(self, name: str, days: float = CA_DAYS) -> None:
         """Make a new one that signs from now on. Older ones are still trusted."""
         self.newest()
         self._add(name, days, pieces(self.bundle()))
@@ -145,7 +145,7 @@ class Authority:
         )
         return made.public_bytes(serialization.Encoding.PEM).decode(), _key_text(key)
 
-    def _add(self, name: str, days: int, older: list[str]) -> None:
+    def _add(self, name: str, days: float, older: list[str]) -> None:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
 

@@ -68,7 +68,10 @@ def renew(directory: DirectoryArgument, days: DaysOption = 397) -> None:
     _print_copies(directory)
 
 
-def rotate(directory: DirectoryArgument, days: DaysOption = 397) -> None:
+def rotate(
+    directory: DirectoryArgument,
+    days: Annotated[float, option("--days", help="How long the new authority is valid.")] = 3650,
+) -> None:
     """Make a new authority that signs from now on, in two steps.
 
     First all hosts must trust the new authority beside the old one: copy `ca.pem`. Joined hosts fetch it
@@ -77,11 +80,12 @@ def rotate(directory: DirectoryArgument, days: DaysOption = 397) -> None:
     """
     import shutil
 
-    from torchloom.cli.cluster.authority import Authority, check_available
+    from torchloom.cli.cluster.authority import Authority, check_available, check_days
 
     check_available()
+    check_days(days)
     signer = Authority(directory / "ca")
-    signer.rotate(f"torchloom {directory.resolve().name}")
+    signer.rotate(f"torchloom {directory.resolve().name}", days)
     for own in _hosts(directory):
         shutil.copyfile(signer.bundle_file, own / "ca.pem")
     print("Hosts must trust the new authority before any certificate of it is used. Now:")

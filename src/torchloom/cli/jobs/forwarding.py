@@ -17,7 +17,7 @@ from torchloom.errors import UsageError
 NAMES = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TMP", "TEMP", "TZ", "LANG", "LANGUAGE"),
-        *("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "HOSTNAME", "GLIBC_TUNABLES"),
+        *("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "GLIBC_TUNABLES"),
         *("VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "FTP_PROXY"),
@@ -49,7 +49,21 @@ _NEVER = (
 )
 """torchloom's own."""
 _UNINTERESTING = frozenset(
-    {"_", "PWD", "OLDPWD", "SHLVL", "PS1", "PS2", "MAIL", "EDITOR", "VISUAL", "PAGER", "LESS", "LS_COLORS"}
+    {
+        "_",
+        "HOSTNAME",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "PS1",
+        "PS2",
+        "MAIL",
+        "EDITOR",
+        "VISUAL",
+        "PAGER",
+        "LESS",
+        "LS_COLORS",
+    }
 )
 MOST_WITHHELD = 256
 NAME_CHARS = 128

@@ -112,7 +112,7 @@ def job_name(options: argparse.Namespace, env: Mapping[str, str]) -> str:
     if given:
         return check_token(given, "job name")
     stem = options.script.rpartition(".")[2] if options.module else Path(options.script).stem
-    return f"{token_from(stem, 'job')}-{secrets.token_hex(2)}"
+    return f"{token_from(stem, 'job')}-{secrets.token_hex(3)}"
 
 
 def _check_target(kind: str, target: str, cwd: str) -> None:
