@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from loom_home import wait_for
 
 from torchloom.agent.processes.recipe import Recipe, recipe
 from torchloom.agent.processes.spawners import Spawners
@@ -45,6 +46,19 @@ def test_the_agent_finds_it_under_the_key_of_the_job_and_it_can_be_ended_at_once
     assert (home.sockets / f"spawner-{wanted.key}.log").exists()
     early.end()
     assert early.ended
+
+
+def test_it_hurries_although_the_request_comes_later_than_torch(home: Home) -> None:
+    """Nobody has asked it for anything when torch is in: what can be imported later still is."""
+    early = EarlySpawner.begin(home, request_of())
+    assert early is not None
+    (log,) = home.sockets.glob("spawner-*.log")
+    try:
+        wait_for(lambda: "spawner: phases" in log.read_text(), "the spawner to be warm")
+        assert "torch._dynamo" in log.read_text()
+        assert "torch.distributed.checkpoint" not in log.read_text()
+    finally:
+        early.end()
 
 
 def test_cold_workers_need_none(home: Home) -> None:

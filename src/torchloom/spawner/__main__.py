@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from torchloom.probe import streams
@@ -32,8 +33,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--idle-s", type=float, default=30.0, help="exit after this long without a client or worker"
     )
-    parser.add_argument("--loaded-fd", type=int, help="close this descriptor once torch's library is loaded")
+    parser.add_argument(
+        "--loaded-fd",
+        type=int,
+        help="of whoever started this for a job that is on its way: close it once torch's library is loaded",
+    )
     return parser.parse_args()
+
+
+def _hurried(arguments: argparse.Namespace, server: Server) -> bool:
+    """Whether a job waits, also one whose request is not here yet."""
+    return arguments.loaded_fd is not None or server.waited_for()
 
 
 def main() -> None:
@@ -57,10 +67,16 @@ def main() -> None:
         warmth = (
             Warmth(cold=True)
             if arguments.cold
-            else warm_up(arguments.preload, server.pump, arguments.learned, server.waited_for, loaded)
+            else warm_up(
+                arguments.preload,
+                server.pump,
+                arguments.learned,
+                partial(_hurried, arguments, server),
+                loaded,
+            )
         )
         if not arguments.cold:
-            settle(hurry=server.waited_for())
+            settle(_hurried(arguments, server))
             warmth.done("the heap is frozen")
             print(f"spawner: phases {json.dumps(warmth.phases)}", flush=True)  # read by bench/start.py
         server.warmed(warmth)

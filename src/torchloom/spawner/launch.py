@@ -40,7 +40,7 @@ def start_spawner(
     `env` is the job's environment and must make torchloom importable for `interpreter`. `cwd` is the job's
     directory, needed only to read relative entries of PYTHONPATH as the job would. Poll the result (or ignore
     SIGCHLD) so that no zombie stays: the spawner may leave before its starter. It closes `loaded_fd` once
-    torch's library is loaded.
+    torch's library is loaded, and hurries: a job is on its way.
     """
     directory = Path(directory)
     make_private(directory)

@@ -94,6 +94,15 @@ class Leading:
                 if self._stream.epoch and self._lease.expired:
                     self._step_down(f"the bus is unreachable: {error}")
             self._check_progress(time.monotonic())
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Until the next look; a weaver that was not caught up looks as soon as it is, not half a second
+        later: a job may wait for it."""
+        behind = self._stream.fleet.seq < self._stream.caught_up_to and not self._stream.blocked
+        if behind:
+            await self._stream.changed(self._stream.caught_up_to - 1, timeout_s=LEASE_TTL_S / 4)
+        else:
             await asyncio.sleep(LEASE_TTL_S / 4)
 
     async def _record_troubles(self) -> None:

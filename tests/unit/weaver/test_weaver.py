@@ -322,6 +322,27 @@ class DeafBus(MemoryBus):
                 yield record
 
 
+def test_a_weaver_leads_as_soon_as_it_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "LEASE_TTL_S", 4 * 3600.0)  # the next look would come in an hour
+
+    async def scenario() -> None:
+        hub = MemoryHub()
+        await ObedientAgent(MemoryBus(hub)).join()
+        bus, stop = DeafBus(hub), asyncio.Event()
+        bus.deaf = True
+        weaver = Weaver(bus, "w1")
+        task = asyncio.create_task(weaver.run(stop))
+        while weaver._stream.caught_up_to == 0:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # its first look finds it behind
+        bus.deaf = False
+        await until(weaver, lambda: weaver.active, "leads")
+        stop.set()
+        await task
+
+    asyncio.run(scenario())
+
+
 def test_a_weaver_that_no_longer_reads_the_stream_gives_up_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leading, "STALLED_AFTER_S", 0.5)
     monkeypatch.setattr(leading, "LOOK_EVERY_S", 0.1)
