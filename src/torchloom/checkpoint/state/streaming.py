@@ -32,8 +32,9 @@ from torchloom.checkpoint.store.storage import Storage
 from torchloom.checkpoint.store.verify import Checksum, compare, read_file
 from torchloom.errors import CheckpointDamaged
 
-PIECE = 8 << 20
-"""What is read from a store at once: worth a round trip, and still in the cache when it is summed."""
+PIECE = 16 << 20
+"""What is read from a store at once: as much as a part of an upload (store/objects.py). S3 servers keep the
+parts, and half a part takes nearly as long as a whole one."""
 INDEX = 1 << 16
 """What is read first: most indexes, without asking twice."""
 TAKE = 4
