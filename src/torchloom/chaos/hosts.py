@@ -44,12 +44,16 @@ def why_not() -> str:
         return f"this machine cannot make network namespaces ({error})"
 
 
+_numbers = itertools.count()
+"""A process may have several fleets at once, also with the same addresses: no cable connects them."""
+
+
 class Hosts:
     """Hosts 0 … count - 1, connected each with each. A context manager."""
 
     def __init__(self, count: int, *, name: str = "loom", network: str = "10.77.0") -> None:
         self.count = count
-        self._name = f"{name}{os.getpid() % 100_000}"
+        self._name = f"{name}{os.getpid() % 100_000}-{next(_numbers)}"
         self._network = network
         """What the addresses begin with: `10.77.0`, or of IPv6 `fd00:`."""
         self._whole = 128 if ":" in network else 32
