@@ -393,10 +393,5 @@ def _answer(
 
 
 def _keeper(one: Child, already: bool) -> dict[str, Any]:
-    return {
-        "pid": one.pid,
-        "start_ticks": one.start_ticks,
-        "host": one.host,
-        "port": one.port,
-        "already": already,
-    }
+    where = {"host": one.host, "port": one.port}
+    return {"pid": one.pid, "start_ticks": one.start_ticks, **where, "already": already}
