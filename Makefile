@@ -12,7 +12,7 @@ help:            ## show this list
 
 setup: $(STAMP) $(PAGE)  ## virtual environment, packages, native recorder, the page
 
-$(STAMP): pyproject.toml constraints.txt requirements.lock scripts/setup.sh $(wildcard src/torchloom/probe/native/*.cpp)
+$(STAMP): pyproject.toml constraints.txt requirements.lock scripts/setup.sh $(wildcard src/torchloom/*/native/*.cpp)
 	PYTHON=$(PYTHON) VENV=$(VENV) bash scripts/setup.sh
 	@touch $(STAMP)
 

@@ -1,16 +1,22 @@
 """A new process that restores a state, as after a crash: prints the seconds that takes.
 
-    python bench/support/restored.py MEGABYTES loom|torch|dcp PLACE NAME [--phases]
+    python bench/support/restored.py MEGABYTES loom|torch|dcp|bound PLACE NAME [--phases]
 
-The model is there, the optimizer has no state yet. What counts is what a script has to call. With `--phases`
-it also prints what our restore spends its time on, and how the pages of new memory came.
+The model is there, the optimizer has no state yet. What counts is what a script has to call. `bound` reads as
+many bytes out of the file NAME, which is in shared memory, into the model and into new memory, on two
+threads, and does nothing else. With `--phases` it also prints what our restore spends its time on, and how
+the pages of new memory came.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,6 +27,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SIDE = 1024
+_POPULATE_WRITE = 23
 
 
 def build(megabytes: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -44,6 +51,10 @@ def restore(kind: str, place: str, name: str, model: Any, optimizer: Any) -> flo
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         return time.perf_counter() - began
+    if kind == "bound":
+        began = time.perf_counter()
+        _read_all(name, model)
+        return time.perf_counter() - began
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import _init_optim_state
 
@@ -54,6 +65,29 @@ def restore(kind: str, place: str, name: str, model: Any, optimizer: Any) -> flo
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return time.perf_counter() - began
+
+
+def _read_all(path: str, model: Any) -> None:
+    """Each parameter, and two tensors like it that are new, from the file: pages are made, then filled."""
+    madvise = ctypes.CDLL(None).madvise
+    parameters = list(model.parameters())
+    threads = torch.get_num_threads()
+
+    def some(first: int) -> list[torch.Tensor]:
+        made = []
+        for n in range(first, 3 * len(parameters), threads):
+            like = parameters[n // 3].detach()
+            target = torch.empty_like(like) if n % 3 else like
+            memory = (ctypes.c_char * (target.numel() * 4)).from_address(target.data_ptr())
+            if n % 3:
+                start = target.data_ptr() & -mmap.PAGESIZE
+                madvise(ctypes.c_void_p(start), ctypes.c_size_t(len(memory)), _POPULATE_WRITE)
+            os.preadv(file.fileno(), [memory], n * len(memory))
+            made.append(target)
+        return made
+
+    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(threads) as pool:
+        list(pool.map(some, range(threads)))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
     checkpoint     `loom.Checkpoint`: save and restore a training with three lines
     store/         the store half: keys, manifests, commit, generations, catalogue (no torch, no thread)
     state/         a state as bytes and back: trees, images, staging, filling
+    native/        the copy of a save, compiled
     leaves/        kinds of leaves: arrays, generators, enums, views
     saving/        which steps are saved, and writing them beside the training
     memory/        the newest states in shared memory

@@ -22,6 +22,7 @@ from typing import Any
 
 from torchloom import __version__
 from torchloom.private import make_private
+from torchloom.spawner.build_beside import BuildBeside
 from torchloom.spawner.children import Children, Refused
 from torchloom.spawner.unix_socket import usable_address
 from torchloom.spawner.warm import Warmth, thread_count
@@ -139,11 +140,15 @@ class Server:
     def run(self, later: Callable[[], None] | None = None) -> None:
         """Serve. `later` is called once, when those who waited have had time to begin."""
         due_s = time.monotonic() + _LATER_S
+        build = BuildBeside()
         while not self._over():
             self.turn(timeout_s=1.0)
             if later is not None and time.monotonic() > due_s:
                 later()
                 later = None
+                build.begin()
+            build.look()
+        build.end()
         self._say_goodbye()
 
     def pump(self) -> None:

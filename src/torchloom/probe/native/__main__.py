@@ -1,11 +1,16 @@
-"""`python -m torchloom.probe.native`: build the native recorder and say in one line what came of it.
+"""`python -m torchloom.probe.native [--beside]`: build what is native and say in one line what came of it.
 
-Exits with 0 in every case: without the library the Python fallback records.
+That is the recorder, and the copier of checkpoints, without which a save only takes longer. Exits with 0 in
+every case: without the library the Python fallback records. `--beside`: as a spawner calls it (beside.py).
 """
 
 from __future__ import annotations
 
-from torchloom.probe.native import BuildOutcome, build
+import sys
+
+from torchloom import compiled
+from torchloom.checkpoint.native import COPIER
+from torchloom.probe.native import BuildOutcome, beside, build
 
 FALLBACK = (
     "the Python fallback samples collectives instead (60 to 90 µs for each one recorded, at most 0.5 % of a "
@@ -14,6 +19,7 @@ FALLBACK = (
 
 
 def main() -> None:
+    compiled.build(COPIER)
     result = build()
     match result.outcome:
         case BuildOutcome.BUILT | BuildOutcome.THERE:
@@ -28,4 +34,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if beside.FLAG in sys.argv[1:]:
+        beside.run(main)
+    else:
+        main()

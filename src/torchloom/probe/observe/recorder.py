@@ -75,14 +75,20 @@ def load() -> None:
 
     LOOM_RECORDER=native, python or none overrides the choice (native first, then Python).
     """
-    global _library
+    load_native()
     wish = os.environ.get("LOOM_RECORDER", "")
-    if "torch" not in sys.modules or _library is not None or fallback_recorder.is_loaded() or wish == "none":
+    if "torch" not in sys.modules or _library is not None or fallback_recorder.is_loaded():
         return
-    if wish != "python":
-        _library = _load_native()
-    if _library is None and wish != "native":
+    if wish not in ("none", "native"):
         fallback_recorder.load()
+
+
+def load_native() -> None:
+    """The same without the fallback: for a spawner, whose library may still come (build_beside.py)."""
+    global _library
+    unwanted = os.environ.get("LOOM_RECORDER") in ("python", "none") or fallback_recorder.is_loaded()
+    if "torch" in sys.modules and _library is None and not unwanted:
+        _library = _load_native()
 
 
 def is_native() -> bool:
