@@ -385,7 +385,7 @@ def in_turn_anew(training: Training, disk: Path, memory: Path) -> dict[str, floa
                 DCP_ROW: in_new_process(megabytes, "dcp", str(disk / name), "-"),
                 BOUND_ROW: in_new_process(megabytes, "bound", "-", file.name),
             }
-            progress(f"  in a new process: {({kind: round(took, 3) for kind, took in now.items()})}")
+            progress(f"  in a new process: { ({kind: round(took, 3) for kind, took in now.items()}) }")
             if n:  # in the first round some of the memory is new to the whole machine
                 for kind, took in now.items():
                     times[kind].append(took)

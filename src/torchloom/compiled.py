@@ -176,6 +176,7 @@ def _torch_version() -> str | None:
 
 
 def _only_ours(status: os.stat_result) -> bool:
-    """Owned by us and writable by nobody else: what is loaded runs with our rights."""
+    """Owned by us, or by root as in an image, and writable by nobody else: what is loaded runs with our
+    rights."""
     kind = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
-    return kind and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return kind and status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022

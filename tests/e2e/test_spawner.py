@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from spawning import LONG_S, Spawning, exit_of, process_state, spawning, torchru
 
 from torchloom import __version__
 from torchloom.errors import SpawnFailed
+from torchloom.probe import native
 from torchloom.spawner.client import AsyncSpawnerClient, ChildExit, SpawnerClient, SpawnerGone
 from torchloom.spawner.launch import start_spawner
 from torchloom.spawner.store import find_keepers
@@ -24,6 +26,12 @@ from torchloom.wire import blackbox
 from torchloom.wire.blackbox import Header, Life
 
 SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+
+SEES_RECORDER = """
+import torch, torch.distributed
+from torchloom.probe.observe import recorder
+print("native:", recorder.is_native())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +142,26 @@ def test_a_repeated_start_starts_nothing(spawner: Spawning) -> None:
     exit_of(spawner.client, first.pid)
     after = spawner.start_one(name="once", script=script)
     assert (after.pid, after.already) == (first.pid, True), "the box is the journal, also after the end"
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_libraries_that_were_compiled_on_the_host_are_found_by_every_job(
+    tmp_path: Path, cold: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an image: LOOM_NATIVE_DIR is the agent's, and the job knows another one or none."""
+    library = native.build().library
+    if library is None:
+        pytest.skip("no C++ compiler")
+    kept = tmp_path / "kept"
+    kept.mkdir(mode=0o700)
+    shutil.copy2(library, kept)
+    monkeypatch.setenv("LOOM_NATIVE_DIR", str(kept))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with spawning(tmp_path, cold=cold) as one:
+        one.env = {**one.env, "LOOM_NATIVE_DIR": "/of/the/submitter"}
+        script = one.script("seen.py", SEES_RECORDER)
+        exit_of(one.client, one.start_one(script=str(script)).pid)
+        assert "native: True" in one.log()
 
 
 def test_any_program_can_be_a_worker(spawner: Spawning) -> None:

@@ -289,6 +289,8 @@ def play(cluster: Cluster) -> None:
         "two pods train and have saved: their agents joined by the tokens of their pods",
     )
     assert sorted(first) == sorted(pod["metadata"]["name"] for pod in cluster.pods()), "nodes are pods"
+    recorders = {worker["recorder"] for worker in cluster.job()["workers"]}
+    assert recorders == {"native"}, "the library that was compiled for the image is used"
 
     # -- a pod is killed without notice -----------------------------------------------------------------
     before = cluster.job()

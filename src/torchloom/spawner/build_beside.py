@@ -12,7 +12,11 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
+
+_END_WITHIN_S = 1.0
+"""For the build to remove what it has written; a compiler ends at once."""
 
 
 class BuildBeside:
@@ -28,7 +32,9 @@ class BuildBeside:
         from torchloom.compiled import compiler  # a spawner that warms up has no time for it
         from torchloom.probe import native
 
-        unwanted = os.environ.get("LOOM_RECORDER") in ("python", "none") or os.environ.get("LOOM_BUILD") == "0"
+        unwanted = (
+            os.environ.get("LOOM_RECORDER") in ("python", "none") or os.environ.get("LOOM_BUILD") == "0"
+        )
         if self._pid is not None or unwanted or native.find() is not None or compiler() is None:
             return
         command = [sys.executable, "-m", "torchloom.probe.native", "--beside"]
@@ -48,10 +54,15 @@ class BuildBeside:
 
     def end(self) -> None:
         """Nothing is left behind; the next spawner begins anew."""
-        if self._pid is not None:
-            with contextlib.suppress(OSError):
-                os.killpg(self._pid, signal.SIGTERM)
-            self._pid = None
+        if self._pid is None:
+            return
+        with contextlib.suppress(OSError):
+            os.killpg(self._pid, signal.SIGTERM)
+            until = time.monotonic() + _END_WITHIN_S
+            while _lives(self._pid) and time.monotonic() < until:
+                time.sleep(0.01)
+            os.killpg(self._pid, signal.SIGKILL)
+        self._pid = None
 
 
 def load_native() -> None:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from torchloom.spawner import learned_imports
 from torchloom.spawner.boxes import NewBox, start_ticks
+from torchloom.spawner.key import of_the_host
 from torchloom.spawner.warm import Warmth
 
 SPEC_FD_VARIABLE = "LOOM_SPEC_FD"
@@ -114,7 +115,7 @@ def _try(what: str, act: Callable[[], object]) -> None:
 
 def run(spec: Mapping[str, Any], warmth: Warmth) -> NoReturn:
     """Become the worker. stdio is set already; everything else of the spawner is left behind here."""
-    spec = {**spec, "env": _naming_the_box(spec["env"], spec["box"])}
+    spec = {**spec, "env": _naming_the_box(spec["env"], spec["box"]) | of_the_host(os.environ)}
     by_exec = warmth.cold or bool(spec.get("command"))
     spec_fd = _spec_descriptor(spec) if warmth.cold and not spec.get("command") else None
     leave_spawner(() if spec_fd is None else (spec_fd,), by_exec)

@@ -69,6 +69,9 @@ PER_WORKER = frozenset(
 )
 PER_WORKER_PREFIXES = ("TORCHELASTIC_", "LOOM_")
 
+OF_THE_HOST = ("LOOM_NATIVE_DIR", "LOOM_BUILD")
+"""Where compiled libraries are on a host, and whether it compiles any: a job brings nothing of it along."""
+
 
 def spawner_key(
     interpreter: str,
@@ -102,6 +105,11 @@ def counts(name: str, everything: bool = False) -> bool:
     if name in PER_WORKER or name in READ_LATER or name.startswith(PER_WORKER_PREFIXES):
         return False
     return everything or name in READ_AT_START_EXACTLY or name.startswith(READ_AT_START)
+
+
+def of_the_host(env: Mapping[str, str]) -> dict[str, str]:
+    """What every process of ours on a host has of the environment of its agent."""
+    return {name: env[name] for name in OF_THE_HOST if name in env}
 
 
 def spawner_environment(env: Mapping[str, str]) -> dict[str, str]:

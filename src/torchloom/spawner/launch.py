@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torchloom.private import make_private
-from torchloom.spawner.key import spawner_environment
+from torchloom.spawner.key import of_the_host, spawner_environment
 
 TORCHRUN_FLAGS = ("-u",)
 """torchrun starts its workers unbuffered; a forked worker inherits that from its spawner."""
@@ -37,7 +37,8 @@ def start_spawner(
 ) -> subprocess.Popen[bytes]:
     """Start a spawner in its own session, logging to `<directory>/spawner-<key>.log`.
 
-    `env` is the job's environment and must make torchloom importable for `interpreter`. `cwd` is the job's
+    `env` is the job's environment and must make torchloom importable for `interpreter`; what belongs to the
+    host is taken from ours. `cwd` is the job's
     directory, needed only to read relative entries of PYTHONPATH as the job would. Poll the result (or ignore
     SIGCHLD) so that no zombie stays: the spawner may leave before its starter. It closes `loaded_fd` once
     torch's library is loaded, and hurries: a job is on its way.
@@ -56,7 +57,7 @@ def start_spawner(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=_absolute_python_path(spawner_environment(env), cwd),
+            env=_absolute_python_path(spawner_environment(env), cwd) | of_the_host(os.environ),
             cwd="/",  # -m puts it on sys.path until start-up is done: it must hold no module
             start_new_session=True,
             pass_fds=() if loaded_fd is None else (loaded_fd,),

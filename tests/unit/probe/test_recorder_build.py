@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from torchloom import compiled
+from torchloom.checkpoint.native import COPIER
 from torchloom.probe import native
 from torchloom.probe.observe.operators import OPERATIONS
 from torchloom.wire.blackbox import OPS
@@ -53,11 +55,13 @@ def test_several_at_once_build_it_once(kept: Path, tmp_path: Path) -> None:
     assert [builder.returncode for builder in builders] == [0, 0, 0]
     assert sum("already there" in line for line in told) == 2
     assert sum(line.startswith("native recorder built: ") for line in told) == 1
-    assert (tmp_path / "log").read_text().count("compiled") == 1
+    assert (tmp_path / "log").read_text().count("compiled") == 2, "the recorder and the copier"
     assert kept.stat().st_mode & 0o777 == 0o700
     library = native.find()
     assert library is not None
-    assert sorted(p.name for p in kept.iterdir()) == sorted(["lock", library.name])
+    copier = compiled.find(COPIER)
+    assert copier is not None
+    assert sorted(p.name for p in kept.iterdir()) == sorted(["lock", library.name, copier.name])
 
     library.chmod(0o722)
     assert native.find() is None, "writable by others"
@@ -67,6 +71,25 @@ def test_several_at_once_build_it_once(kept: Path, tmp_path: Path) -> None:
     assert native.build().outcome is native.BuildOutcome.FAILED
     kept.chmod(0o700)
     assert native.find() == library
+
+
+def test_a_library_of_root_is_loaded_and_one_of_somebody_else_is_not(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an image, where root compiles and another user trains."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    assert native.build().library is not None
+    library = native.find()
+    assert library is not None
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    assert native.find() == library
+    os.chown(library, 12345, 12345)
+    assert native.find() is None
+    os.chown(library, 10001, 10001)
+    assert native.find() == library
+    os.chown(kept, 12345, 12345)
+    assert native.find() is None
 
 
 def test_without_a_compiler_the_fallback_is_named(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:

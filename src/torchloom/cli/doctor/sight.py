@@ -34,7 +34,10 @@ def recorder() -> Check:
     if compiler() is None:
         fix = "Install g++ or clang++, then run `python -m torchloom.probe.native`."
         return Check("recorder", "limited", "not native, and there is no C++ compiler", unseen, fix)
-    fix = "Run `python -m torchloom.probe.native`."
+    fix = (
+        "Run `python -m torchloom.probe.native`; or wait: it is compiled beside the first job that runs for "
+        "half a minute, for those after it."
+    )
     return Check("recorder", "limited", "not native: it was not built for this torch", unseen, fix)
 
 
