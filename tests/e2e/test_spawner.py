@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import spawning as spawning_module
 from spawning import LONG_S, Spawning, exit_of, process_state, spawning, torchrun_environment, wait_until
 
 from torchloom import __version__
@@ -162,6 +163,47 @@ def test_libraries_that_were_compiled_on_the_host_are_found_by_every_job(
         script = one.script("seen.py", SEES_RECORDER)
         exit_of(one.client, one.start_one(script=str(script)).pid)
         assert "native: True" in one.log()
+
+
+AGENT_OF_SOMEBODY = """
+import threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+"""
+TORCH_WITH_A_THREAD = """
+import sys, threading, time
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            sys.meta_path.remove(self)
+            threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+@pytest.mark.parametrize("where", ["sitecustomize", "torch"])
+def test_threads_that_python_or_torch_start_cost_time_and_nothing_else(
+    tmp_path: Path, where: str, cold: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with monitoring agents that put themselves into every interpreter, or a build of torch that starts
+    some when it is imported: a fork would not have these threads, so workers are new processes."""
+    places = tmp_path / "places"
+    places.mkdir()
+    started = AGENT_OF_SOMEBODY if where == "sitecustomize" else TORCH_WITH_A_THREAD
+    (places / "sitecustomize.py").write_text(started)
+    threads = "import torch, threading\nprint('threads', threading.active_count())\n"
+    monkeypatch.setattr(spawning_module, "SOURCE", f"{places}{os.pathsep}{spawning_module.SOURCE}")
+    with spawning(tmp_path, cold=cold) as one:
+        one.wait_warm()
+        store = one.client.call("store", LONG_S, job="j", generation=1, host="127.0.0.1", port=0, env=one.env)
+        assert store["port"]
+        worker = one.start_one(script=str(one.script("seen.py", threads)), env={**one.env, "RANK": "0"})
+        ended = exit_of(one.client, worker.pid)
+        assert ended.code == 0, one.log()
+        assert "threads 2" in one.log()
+        assert one.client.reserve(1, "127.0.0.1") == {"workers": 0, "store": False}
+        why = "every worker is a new process: "
+        assert (why in one.log()) == (not cold)
 
 
 def test_any_program_can_be_a_worker(spawner: Spawning) -> None:

@@ -120,6 +120,8 @@ def run(spec: Mapping[str, Any], warmth: Warmth) -> NoReturn:
     spec_fd = _spec_descriptor(spec) if warmth.cold and not spec.get("command") else None
     leave_spawner(() if spec_fd is None else (spec_fd,), by_exec)
     apply_limits(spec)
+    if warmth.problem is not None and spec["env"].get("RANK") == "0":
+        print(f"torchloom: every worker is a new process: {warmth.problem}", file=sys.stderr, flush=True)
     if spec.get("command"):
         _exec_command(spec)
     if spec_fd is not None:

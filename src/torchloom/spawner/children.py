@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,16 @@ class Children:
         self.exits: dict[int, dict[str, Any]] = {}
         """Unacknowledged exits by pid, in the order they happened."""
         self.reserves = Reserves()
+
+    @property
+    def way(self) -> Warmth:
+        """How workers are started now: where this process has threads, which a fork would not keep, as by a
+        spawner that has imported nothing."""
+        threads = thread_count() - 1
+        if self.warmth.cold or not (self.warmth.problem or threads):
+            return self.warmth
+        problem = self.warmth.problem or f"the spawner has {threads} more thread(s)"
+        return replace(self.warmth, cold=True, problem=problem)
 
     def workers(self) -> list[Child]:
         return [c for c in self.live.values() if c.kind == "worker"]
@@ -143,14 +153,14 @@ class Children:
         return 0
 
     def _fork_worker(self, spec: Mapping[str, Any], box: NewBox | None, stdout: int, stderr: int) -> int:
+        warmth = self.way
         try:
             pid = fork_quietly()
-        except (OSError, Refused):
+        except OSError:
             if box is not None:
                 box.discard()
             raise
         if pid == 0:
-            warmth = self.warmth
             _or_end(lambda: child.sign_in(box))
             _or_end(lambda: child.adopt_stdio(stdout, stderr))
             raise child.Become(lambda: child.run(spec, warmth))
@@ -185,8 +195,6 @@ class Children:
                 program = os.path.join(spec["cwd"], program)
             if shutil.which(program, path=spec["env"].get("PATH")) is None:
                 raise Refused(f"there is no program {spec['command'][0]}")
-        if not self.warmth.cold and self.warmth.problem is not None:
-            raise Refused(self.warmth.problem)
         if self.warmth.learned.unsafe:
             raise Refused(f"importing {self.warmth.learned.unsafe} made this spawner unsafe to fork")
 
@@ -197,7 +205,7 @@ class Children:
     # -- reserves ---------------------------------------------------------------------------------
     def prepare(self, workers: int, host: str | None) -> dict[str, Any]:
         """Have so many reserve workers, and a reserve store on `host` if one is named; say what there is."""
-        unsafe = self.warmth.cold or self.warmth.problem is not None or bool(self.warmth.learned.unsafe)
+        unsafe = self.way.cold or bool(self.warmth.learned.unsafe)
         workers, host = (0, None) if unsafe else (workers, host)
         self.reserves.drop(workers, host)
         while len(self.reserves.workers) < workers:
@@ -256,7 +264,7 @@ class Children:
         wanted: socket.socket | None = None,
     ) -> int:
         """`wanted`: a reserve, which is told through it that it is in use."""
-        spawner = os.getpid()
+        spawner, cold = os.getpid(), self.way.cold
         pid = fork_quietly()
         if pid:
             return pid
@@ -264,8 +272,8 @@ class Children:
             child.sign_in(None)
             descriptor = listener.detach()
             kept = (descriptor,) if wanted is None else (descriptor, wanted.fileno())
-            child.leave_spawner(kept, for_exec=self.warmth.cold)
-            if not self.warmth.cold:
+            child.leave_spawner(kept, for_exec=cold)
+            if not cold:
                 told = None if wanted is None else partial(receive, wanted)
                 store.keep(descriptor, host, port, spawner, told)
             os.set_inheritable(descriptor, True)
@@ -326,10 +334,10 @@ class Children:
 
 
 def fork_quietly() -> int:
-    """Fork with every signal held back: the child must not run the spawner's handlers."""
-    threads = thread_count()
-    if threads != 1:
-        raise Refused(f"the spawner has {threads} threads and cannot fork safely; use --spawn cold")
+    """Fork with every signal held back: the child must not run the spawner's handlers.
+
+    Where there are other threads, the caller sees to it that the child becomes another program at once.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

@@ -64,7 +64,7 @@ class Warmth:
     left_out: dict[str, str] = field(default_factory=dict)
     """Those of them that the job wanted to be preloaded."""
     problem: str | None = None
-    """Why forking would be unsafe, as a sentence; None when it is safe."""
+    """Why a fork would lack something, as a sentence; every worker is a new interpreter then."""
     torch_threads: int = 1
     """Threads torch uses by default."""
     threads_capped: bool = False
@@ -79,6 +79,10 @@ class Warmth:
 
     def done(self, phase: str) -> None:
         self.phases[phase] = time.monotonic()
+
+
+def _threads(count: int) -> str:
+    return "thread" if count == 1 else "threads"
 
 
 def thread_count() -> int:
@@ -102,6 +106,11 @@ def warm_up(
     warmth = Warmth(cold=False)
     began = time.monotonic()
     warmth.done("interpreter and the spawner's modules")
+    if (others := thread_count() - 1) > 0:
+        warmth.problem = (
+            f"Python starts with {others} more {_threads(others)} here (sitecustomize, .pth files)"
+        )
+        return warmth
     gc.disable()
     warmth.texts = CompiledTexts(default_path())
     descriptors = Descriptors()
@@ -112,7 +121,7 @@ def warm_up(
             load_beside(thread_count)
             loaded()
             if thread_count() > before:
-                warmth.problem = "a thread that loaded torch's library is still there; use --spawn cold"
+                warmth.problem = "a thread that loaded torch's library is still there"
             warmth.done("libtorch_cpu.so beside sympy")
             for name in (*OURS, *MODULES):
                 _import_one(name, warmth)
@@ -171,10 +180,7 @@ def _import_one(name: str, warmth: Warmth) -> None:
         print(f"spawner: {name} is not preloaded: {warmth.missing[name]}", file=sys.stderr, flush=True)
     started = thread_count() - before
     if started > 0 and warmth.problem is None:
-        warmth.problem = (
-            f"importing {name} started {started} thread(s), and such a process cannot be forked safely; use "
-            f"--spawn cold, or do not preload {name}"
-        )
+        warmth.problem = f"importing {name} started {started} {_threads(started)}"
 
 
 def _import_if_safe(name: str, warmth: Warmth, pump: Callable[[], None]) -> None:
@@ -184,7 +190,7 @@ def _import_if_safe(name: str, warmth: Warmth, pump: Callable[[], None]) -> None
         return
     started = _threads_started_by(name, pump)
     if started:
-        why = f"importing it starts {started} thread{'s' * (started != 1)}, which a fork does not keep"
+        why = f"importing it starts {started} {_threads(started)}, which a fork does not keep"
         warmth.missing[name] = warmth.left_out[name] = why
         print(f"spawner: {name} is not preloaded: {why}", file=sys.stderr, flush=True)
         return
