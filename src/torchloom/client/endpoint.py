@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from torchloom import one_host
 from torchloom.errors import NotAllowed, NotFound
 from torchloom.home import Home
 
@@ -79,6 +80,8 @@ def local_url(home: Home) -> str:
         raise NothingHere(
             f"torchloom is not running for {home.root}", hint="start it with `loom up`"
         ) from None
+    if host == HOST:
+        one_host.refuse_elsewhere(home)
     if not port:
         raise NothingHere(
             f"{home.root} is a node of a cluster and has no service of its own",

@@ -32,6 +32,7 @@ def command(
     ] = False,
 ) -> None:
     """Stop everything on this host. If jobs are running, choose --stop-jobs or --keep-jobs."""
+    from torchloom import one_host
     from torchloom.cli.service import parts
     from torchloom.errors import UsageError
     from torchloom.home import Home
@@ -39,6 +40,7 @@ def command(
     if stop_jobs and keep_jobs:
         raise UsageError("--stop-jobs and --keep-jobs exclude each other.")
     where = Home.default()
+    one_host.refuse_elsewhere(where)
     found = any(parts.living(where, name) for name in ("supervisor", *parts.PARTS))
     if not keep_jobs:
         settle_jobs(where, stop_jobs, found)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torchloom import one_host
 from torchloom.agent.processes.process import Process, boot_id, is_alive, start_ticks
 from torchloom.home import Home
 
@@ -85,7 +86,9 @@ def forget(home: Home, name: str) -> None:
 
 
 def stay(home: Home) -> None:
-    """Record that `loom up` ran: the stack lives until `loom down` or a reboot."""
+    """Record that `loom up` ran: the stack lives until `loom down` or a reboot. Raises Conflict if another
+    host uses this home."""
+    one_host.refuse_elsewhere(home)
     write_private(home.parts_dir / "stay", {"boot": f"{boot_id():x}"})
 
 
@@ -98,7 +101,9 @@ def end_stay(home: Home) -> None:
 
 
 def hold(home: Home) -> PartRecord:
-    """Record that this process needs the stack as long as it lives."""
+    """Record that this process needs the stack as long as it lives. Raises Conflict if another host uses
+    this home."""
+    one_host.refuse_elsewhere(home)
     record = PartRecord.of(f"holder-{os.getpid()}", os.getpid())
     record.write(home)
     return record

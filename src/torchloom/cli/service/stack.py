@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torchloom import one_host
 from torchloom.cli.cluster.host_files import ClusterHost
 from torchloom.cli.service import parts
 from torchloom.cli.service.launch import start_supervisor
@@ -31,9 +32,11 @@ def is_supervised(home: Home) -> bool:
 
 
 def begin(home: Home, port: int = DEFAULT_PORT, any_port: bool = True) -> subprocess.Popen[bytes] | None:
-    """Start a supervisor unless one is running; returns at once. It adopts parts that still live."""
+    """Start a supervisor unless one is running; returns at once. It adopts parts that still live. Raises
+    Conflict if another host uses this home."""
     if is_supervised(home):
         return None
+    one_host.refuse_elsewhere(home)
     return start_supervisor(home, port, any_port)
 
 
@@ -88,6 +91,7 @@ class Start:
 
 def start_node(home: Home) -> None:
     """Start the agent of a host that joined a cluster, and wait until it serves."""
+    one_host.refuse_elsewhere(home)
     supervisor = start_supervisor(home, 0, any_port=False)
     deadline = time.monotonic() + READY_WITHIN_S
     while not parts.is_ready(home, "agent"):

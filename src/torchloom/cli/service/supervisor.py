@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from torchloom import one_host
 from torchloom.bus.cluster_nats import ClusterNats
 from torchloom.bus.embedded import EmbeddedNats
 from torchloom.cli.cluster.host_files import ClusterHost
@@ -36,7 +37,7 @@ from torchloom.cli.service.plan import HOST, Plan, external_bus, make_token, nod
 from torchloom.cli.service.store_watch import StoreWatch
 from torchloom.cli.service.supervised import Watched
 from torchloom.client import Client, Endpoint
-from torchloom.errors import LoomError, StoreInUse, TimedOut
+from torchloom.errors import HomeUnusable, LoomError, StoreInUse, TimedOut
 from torchloom.home import Home
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Supervisor:
         self._socket: socket.socket | None = None
         self._plan = Plan(port)
         self._ending = False
-        self._health_due_s = 0.0
+        self._health_due_s, self._renew_due_s = 0.0, 0.0
         self._answered_s = 0.0
         """When the API answered last, on the monotonic clock; 0 before it was first asked."""
         self._unanswered = 0
@@ -226,6 +227,9 @@ class Supervisor:
             if how:
                 failure = parts.take_failure(self._home, watched.name)
                 self._failed(watched, failure[0] if failure else how, failure[1] if failure else 0)
+        if time.monotonic() > self._renew_due_s:
+            self._renew_due_s = time.monotonic() + HEALTH_EVERY_S
+            one_host.renew(self._home)
         if self._settled:
             self._look_after(time.monotonic())
         if not self._settled:
@@ -348,8 +352,9 @@ def _note(home: Home, record: PartRecord) -> None:
 
 
 def take_lock(home: Home, wait_s: float) -> int | None:
-    """The lock to supervise this home, held until the descriptor closes; None if another process has it."""
-    lock = os.open(home.parts_dir / "supervisor.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    """The lock to supervise this home, held until the descriptor closes; None if another process has it.
+    Raises HomeUnusable where there are no locks."""
+    lock = os.open(one_host.lock_file(home), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -360,6 +365,12 @@ def take_lock(home: Home, wait_s: float) -> int | None:
                 os.close(lock)
                 return None
             time.sleep(0.01)
+        except OSError as error:
+            os.close(lock)
+            raise HomeUnusable(
+                f"{home.root} is on a file system without locks ({error.strerror})",
+                hint="set LOOM_HOME to a directory on a disk of this host",
+            ) from error
 
 
 ALREADY = 75
@@ -378,13 +389,21 @@ def main() -> int:
 
 def supervise(home: Home, port: int, any_port: bool) -> int:
     """Supervise in this process until a signal ends it."""
-    lock = take_lock(home, wait_s=0.3)
+    try:
+        one_host.refuse_elsewhere(home)
+        lock = take_lock(home, wait_s=0.3)
+    except LoomError as error:
+        say(f"cannot start: {error}")
+        parts.write_failure(home, "supervisor", str(error), error.exit_code)
+        return error.exit_code
     if lock is None:
         return ALREADY
     parts.take_failure(home, "supervisor")
+    one_host.claim(home)
     try:
         return Supervisor(home, port, any_port).run()
     finally:
+        one_host.release(home)
         parts.forget(home, "supervisor")
         os.close(lock)
 
