@@ -65,14 +65,14 @@ def directory() -> Path:
 
 def find(library: Library) -> Path | None:
     """The newest file for this torch and this source that is safe to load, or None."""
-    torch_version = _torch_version()
-    if torch_version is None:
+    version = torch_version()
+    if version is None:
         return None
     kept = directory()
     try:
         if not _only_ours(kept.stat()):
             return None
-        stem = _stem(library, torch_version)
+        stem = _stem(library, version)
         candidates = sorted(kept.glob(f"{stem}-*.so"), key=lambda p: p.stat().st_mtime_ns)
         return next((p for p in reversed(candidates) if _only_ours(p.lstat())), None)
     except OSError:
@@ -81,8 +81,8 @@ def find(library: Library) -> Path | None:
 
 def build(library: Library) -> Build:
     """Compile the library unless it is there. Safe to run several times at once."""
-    torch_version = _torch_version()
-    if torch_version is None:
+    version = torch_version()
+    if version is None:
         return Build(BuildOutcome.NO_TORCH, None)
     program = compiler()
     if program is None:
@@ -93,7 +93,7 @@ def build(library: Library) -> Build:
         kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _only_ours(kept.stat()):
             return Build(BuildOutcome.FAILED, None, f"{kept} belongs to or is writable by someone else")
-        target = kept / f"{_stem(library, torch_version)}-{_identity(program)}.so"
+        target = kept / f"{_stem(library, version)}-{_identity(program)}.so"
         with open(kept / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if target.exists() and _only_ours(target.lstat()):
@@ -161,7 +161,7 @@ def _stem(library: Library, torch_version: str) -> str:
     return f"{library.name}-torch{torch_version}-{digest}"
 
 
-def _torch_version() -> str | None:
+def torch_version() -> str | None:
     """torch's version, read from its files: importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     for place in (spec.submodule_search_locations if spec else None) or ():

@@ -105,3 +105,48 @@ def test_nothing_is_compiled_that_nobody_wants_or_can_have(
     build.look()
     build.end()
     assert not kept.exists()
+
+
+def loom_run(script: Path, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "torchloom.cli", "run", str(script)],
+        env={**os.environ, "LOOM_HOME": str(home), "NO_COLOR": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_loom_run_compiles_it_before_the_first_job(kept: Path, tmp_path: Path) -> None:
+    """A job keeps the recorder that it began with."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nprint('libraries', sorted(n[:6] for n in os.listdir(os.environ['KEPT'])))\n"
+    )
+    line = "compiling the native recorder for torch"
+    first = loom_run(script, tmp_path / "home", KEPT=str(kept))
+    assert first.returncode == 0 and first.stderr.count(line) == 1, first.stderr
+    assert "libraries ['copier', 'lock', 'record']" in first.stdout
+    assert line not in loom_run(script, tmp_path / "home", KEPT=str(kept)).stderr
+
+
+@pytest.mark.parametrize("setting", [{"LOOM_BUILD": "0"}, {"LOOM_RECORDER": "python"}, {"CXX": "no-such"}])
+def test_loom_run_compiles_nothing_that_nobody_wants(
+    kept: Path, tmp_path: Path, setting: dict[str, str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('ran')\n")
+    done = loom_run(script, tmp_path / "home", **setting)
+    assert done.returncode == 0 and "ran" in done.stdout and "compiling" not in done.stderr, done.stderr
+    assert not kept.exists()
+
+
+def test_a_compiler_that_fails_costs_a_line(kept: Path, tmp_path: Path) -> None:
+    (tmp_path / "compiler").write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "x.h: error: no luck" >&2\nexit 1\n'
+    )
+    script = tmp_path / "script.py"
+    script.write_text("print('ran')\n")
+    done = loom_run(script, tmp_path / "home")
+    assert done.returncode == 0 and "ran" in done.stdout
+    assert "native recorder not built: x.h: error: no luck" in done.stderr

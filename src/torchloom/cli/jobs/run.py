@@ -54,7 +54,9 @@ def _with_stack(home: Home, options: Namespace, body: JobRequest, shown: frozens
         start = stack.Start(home).begin()
         # The supervisor is starting: imports from here on cost no extra time.
         from torchloom.cli.jobs import follow  # noqa: F401
+        from torchloom.cli.jobs.first_build import compile_first
 
+        compile_first(body)
         start.wait()
         return _follow(home, options, body, shown, local=True)
     finally:

@@ -51,6 +51,7 @@ def command(
 
 def _play(home: Home, checkpoints: Path, steps: int, workers: int, faults: bool) -> int:
     from torchloom.cli.jobs import flags
+    from torchloom.cli.jobs.first_build import compile_first
     from torchloom.cli.jobs.follow import Follower
     from torchloom.cli.jobs.request import job_request
     from torchloom.cli.jobs.run import let_go
@@ -65,7 +66,9 @@ def _play(home: Home, checkpoints: Path, steps: int, workers: int, faults: bool)
     body = job_request(options, os.environ, os.getcwd())
     holder = parts.hold(home)
     try:
-        endpoint = stack.Start(home).begin().wait()
+        start = stack.Start(home).begin()
+        compile_first(body)
+        endpoint = start.wait()
         job = send(home, body)
         over = threading.Event()
         if faults:
