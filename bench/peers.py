@@ -307,11 +307,12 @@ def collectives(runs: int) -> Table:
                 out = subprocess.run(
                     [sys.executable, str(WORKLOADS / "collective_cost.py"), f"{directory}/store", how],
                     env=environment(TORCH_FR_BUFFER_SIZE=buffer, TORCH_NCCL_TRACE_BUFFER_SIZE=buffer),
-                    check=True,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     text=True,
                 )
+            if not out.stdout.strip():  # once a process without any recorder aborted when it ended
+                raise SystemExit(f"collective_cost.py {how} ended with {out.returncode} and measured nothing")
             taken[name].append(float(out.stdout.split()[-1]))
     bare = statistics.median(taken["nothing"])
     rows = [

@@ -37,3 +37,4 @@ print(statistics.median(taken[1:]))
 sys.stdout.flush()
 if how == "profiler":
     profiler.stop()
+dist.destroy_process_group()
