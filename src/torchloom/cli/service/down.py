@@ -114,6 +114,7 @@ def can_end(api: Client, jobs: set[str]) -> bool:
 
 def end_stack(home: Home) -> None:
     """End the supervisor, which ends its parts; then end whatever is left, even without a supervisor."""
+    from torchloom import one_host
     from torchloom.cli.service import cleanup, parts
     from torchloom.cli.service.supervisor import take_lock
     from torchloom.errors import Conflict
@@ -130,6 +131,7 @@ def end_stack(home: Home) -> None:
         raise Conflict("Another `loom up` or `loom down` is running here", hint="try again in a moment")
     try:
         cleanup.end_parts(home)
+        one_host.release(home)
         parts.forget(home, "supervisor")
     finally:
         os.close(lock)
