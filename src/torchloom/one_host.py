@@ -2,8 +2,8 @@
 
 Owns the record of that, which the supervisor renews while it lives. On a local disk, which containers may
 share, its lock says whether it lives. Network file systems may have no locks, or each host its own: there a
-record that was not renewed for a while says that its host is gone. One of this host's own name is of before
-it was started anew.
+record that was not renewed for a while says that its host is gone. A host is the same as long as its kernel
+runs, also under another name, and after a restart if it has the same name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def claim(home: Home) -> None:
     """This host uses the home from now on."""
     new = _record(home).with_suffix(f".{os.getpid()}")
     with suppress(OSError):  # on a full disk the others do not see it
-        new.write_text(json.dumps({"host": os.uname().nodename}))
+        new.write_text(json.dumps(_this_host()))
         new.replace(_record(home))
 
 
@@ -62,11 +62,15 @@ def elsewhere(home: Home) -> Elsewhere | None:
     """The other host that uses this home now, if there is one."""
     try:
         with open(_record(home)) as file:  # opening it also makes a network file system look anew
-            host = str(json.load(file)["host"])
+            found = json.load(file)
+            host, boot, processes = str(found["host"]), found.get("boot"), found.get("processes")
             renewed_s = os.fstat(file.fileno()).st_mtime
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if host == os.uname().nodename:
+    ours = _this_host()
+    if (boot, processes) == (ours["boot"], ours["processes"]) or (
+        host == ours["host"] and boot != ours["boot"]
+    ):
         return None
     seen_s = _now_s(home) - renewed_s
     lives = _is_locked(lock_file(home)) or (seen_s < RENEWED_WITHIN_S and not _is_local(home.parts_dir))
@@ -77,6 +81,12 @@ def refuse_elsewhere(home: Home) -> None:
     """Raises Conflict if another host uses this home now."""
     if (other := elsewhere(home)) is not None:
         raise other.error(home)
+
+
+def _this_host() -> dict[str, object]:
+    """Containers of one machine have a kernel in common and see different processes."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return {"host": os.uname().nodename, "boot": boot, "processes": os.stat("/proc/self/ns/pid").st_ino}
 
 
 def lock_file(home: Home) -> Path:
@@ -105,9 +115,9 @@ def _is_locked(path: Path) -> bool:
 
 
 def _is_local(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
-    device = os.stat(path).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
+        device = os.stat(path).st_dev
+        wanted = f"{os.major(device)}:{os.minor(device)}"
         for line in mounts.read_text(errors="replace").splitlines():
             mount, _, kind = line.partition(" - ")
             if mount.split()[2] == wanted:

@@ -92,10 +92,7 @@ def test_a_killed_spawner_takes_it_along(kept: Path, tmp_path: Path) -> None:
     wait_for(lambda: [p.name for p in kept.iterdir()] == ["lock"], "what it had written to be removed")
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [("LOOM_RECORDER", "python"), ("LOOM_RECORDER", "none"), ("LOOM_BUILD", "0"), ("CXX", "no-such")],
-)
+@pytest.mark.parametrize("name, value", [("LOOM_BUILD", "0"), ("CXX", "no-such")])
 def test_nothing_is_compiled_that_nobody_wants_or_can_have(
     kept: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:

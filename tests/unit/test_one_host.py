@@ -27,7 +27,7 @@ def home(tmp_path: Path) -> Home:
 
 def used_by(home: Home, host: str, ago_s: float = 0.0) -> None:
     record = home.parts_dir / "host.json"
-    record.write_text(json.dumps({"host": host}))
+    record.write_text(json.dumps({"host": host, "boot": "another", "processes": 1}))
     os.utime(record, (time.time() - ago_s, time.time() - ago_s))
 
 
@@ -48,7 +48,7 @@ def test_a_network_file_system_without_common_locks_has_the_record(
     used_by(home, "login1", ago_s=one_host.RENEWED_WITHIN_S + 1)
     assert one_host.elsewhere(home) is None, "it is gone"
     used_by(home, os.uname().nodename)
-    assert one_host.elsewhere(home) is None, "it is this one"
+    assert one_host.elsewhere(home) is None, "it is this one, started anew"
     for damaged in ("", "[]", "{}", '{"host": '):
         (home.parts_dir / "host.json").write_text(damaged)
         assert one_host.elsewhere(home) is None
@@ -61,6 +61,15 @@ def test_on_a_local_disk_the_lock_decides(home: Home) -> None:
     lock = locked(home)
     used_by(home, "other-container", ago_s=3600)
     assert one_host.elsewhere(home) is not None
+    used_by(home, os.uname().nodename, ago_s=3600)
+    assert one_host.elsewhere(home) is None, "it was started anew"
+    one_host.claim(home)
+    record = home.parts_dir / "host.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"host": "of another network"}))
+    assert one_host.elsewhere(home) is None, "a host whose name has changed is the same"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"processes": 7}))
+    found = one_host.elsewhere(home)
+    assert found is not None and found.host == "of another network", "another container"
     os.close(lock)
 
 

@@ -32,12 +32,10 @@ class BuildBeside:
         from torchloom.compiled import compiler  # a spawner that warms up has no time for it
         from torchloom.probe import native
 
-        unwanted = (
-            os.environ.get("LOOM_RECORDER") in ("python", "none") or os.environ.get("LOOM_BUILD") == "0"
-        )
+        unwanted = os.environ.get("LOOM_BUILD") == "0"
         if self._pid is not None or unwanted or native.find() is not None or compiler() is None:
             return
-        command = [sys.executable, "-m", "torchloom.probe.native", "--beside"]
+        command = [sys.executable, "-P", "-m", "torchloom.probe.native", "--beside"]
         try:
             self._pid = os.posix_spawn(sys.executable, command, os.environ, setsid=True)
         except OSError as error:
