@@ -311,8 +311,7 @@ def collectives(runs: int) -> Table:
                     stderr=subprocess.DEVNULL,
                     text=True,
                 )
-            if not out.stdout.strip():  # once a process without any recorder aborted when it ended
-                raise SystemExit(f"collective_cost.py {how} ended with {out.returncode} and measured nothing")
+            # Its exit status does not count: once a process without any recorder aborted when it ended.
             taken[name].append(float(out.stdout.split()[-1]))
     bare = statistics.median(taken["nothing"])
     rows = [

@@ -1,9 +1,9 @@
 """Which host uses a home: a home on a network file system is seen by many, and belongs to one at a time.
 
-Owns the record of that, which the supervisor renews while it lives. On a local disk, which containers may
-share, its lock says whether it lives. Network file systems may have no locks, or each host its own: there a
-record that was not renewed for a while says that its host is gone. A host is the same as long as its kernel
-runs, also under another name, and after a restart if it has the same name.
+Owns the supervisor's lock and the record of its host, which it renews while it lives. On a local disk, which
+containers may share, the lock says whether it lives. Network file systems may have no locks, or each host its
+own: there a record that was not renewed for a while says that its host is gone. A host is the same as long as
+its kernel runs, also under another name, and after a restart if it has the same name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchloom.errors import Conflict
+from torchloom.errors import Conflict, HomeUnusable
 from torchloom.home import Home
 
 RENEWED_WITHIN_S = 30.0
@@ -92,6 +92,28 @@ def _this_host() -> dict[str, object]:
 def lock_file(home: Home) -> Path:
     """What the supervisor of a home locks."""
     return home.parts_dir / "supervisor.lock"
+
+
+def take_lock(home: Home, wait_s: float) -> int | None:
+    """The lock to supervise this home, held until the descriptor closes; None if another process has it.
+    Raises HomeUnusable where there are no locks."""
+    lock = os.open(lock_file(home), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(lock)
+                return None
+            time.sleep(0.01)
+        except OSError as error:
+            os.close(lock)
+            raise HomeUnusable(
+                f"{home.root} is on a file system without locks ({error.strerror})",
+                hint="set LOOM_HOME to a directory on a disk of this host",
+            ) from error
 
 
 def _record(home: Home) -> Path:

@@ -101,7 +101,7 @@ def test_a_file_system_without_locks_is_named(home: Home, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(HomeUnusable, match="without locks") as said:
-        supervisor.take_lock(home, 0.0)
+        one_host.take_lock(home, 0.0)
     assert "LOOM_HOME" in str(said.value.hint)
     assert supervisor.supervise(home, 0, True) == HomeUnusable.exit_code
 

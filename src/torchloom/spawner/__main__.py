@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torchloom.probe import streams
 from torchloom.spawner.child import Become
-from torchloom.spawner.children import Refused
+from torchloom.spawner.refusal import Refused
 from torchloom.spawner.server import Server
 from torchloom.spawner.warm import Warmth, settle, warm_later, warm_up
 

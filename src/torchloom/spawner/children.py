@@ -7,7 +7,6 @@ a new child `Become` is raised and unwinds through here, so a `finally` on that 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import signal
@@ -23,10 +22,11 @@ from typing import Any
 from torchloom import boottime
 from torchloom.spawner import boxes, child, store
 from torchloom.spawner.boxes import NewBox
+from torchloom.spawner.log_files import open_logs
+from torchloom.spawner.refusal import Refused
 from torchloom.spawner.reserves import Reserve, Reserves, receive, wait_to_become
 from torchloom.spawner.warm import Warmth, thread_count
 
-_LOG_LOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 _IDENTITY_KEYS = (
     "job",
     "replica",
@@ -44,10 +44,6 @@ _IDENTITY_KEYS = (
     "stderr",
     "cpus",
 )
-
-
-class Refused(Exception):
-    """A request that cannot be done; the sentence goes to the agent."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +119,7 @@ class Children:
             return known
         self._check(spec)
         asked = spec.get("box")
-        stdout, stderr, notes = _open_logs(spec)
+        stdout, stderr, notes = open_logs(spec)
         try:
             box, box_notes = boxes.create(spec, self._identity(spec))
             path = None if box is None else str(box.path)
@@ -365,26 +361,6 @@ def _wait_for_sessions(pids: Sequence[int]) -> None:
     for pid in pids:
         while os.getpgid(pid) != pid and time.monotonic() < give_up:
             time.sleep(0.0002)
-
-
-def _open_logs(spec: Mapping[str, Any]) -> tuple[int, int, list[str]]:
-    """The two log files, opened to append; a full disk costs the log, not the worker."""
-    notes: list[str] = []
-    descriptors: dict[str, int] = {}
-    for name in (spec.get("stdout") or os.devnull, spec.get("stderr") or os.devnull):
-        if name in descriptors:
-            continue
-        try:
-            Path(name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptors[name] = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            if error.errno not in _LOG_LOST:
-                for descriptor in descriptors.values():
-                    os.close(descriptor)
-                raise Refused(f"the log file {name} cannot be opened: {error.strerror}") from error
-            notes.append(f"no log at {name}: {error.strerror}")
-            descriptors[name] = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    return descriptors[spec.get("stdout") or os.devnull], descriptors[spec.get("stderr") or os.devnull], notes
 
 
 def _answer(

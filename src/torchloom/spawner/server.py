@@ -23,7 +23,8 @@ from typing import Any
 from torchloom import __version__
 from torchloom.private import make_private
 from torchloom.spawner.build_beside import BuildBeside
-from torchloom.spawner.children import Children, Refused
+from torchloom.spawner.children import Children
+from torchloom.spawner.refusal import Refused
 from torchloom.spawner.unix_socket import usable_address
 from torchloom.spawner.warm import Warmth, thread_count
 from torchloom.wire import schema_versions

@@ -116,7 +116,6 @@ def end_stack(home: Home) -> None:
     """End the supervisor, which ends its parts; then end whatever is left, even without a supervisor."""
     from torchloom import one_host
     from torchloom.cli.service import cleanup, parts
-    from torchloom.cli.service.supervisor import take_lock
     from torchloom.errors import Conflict
 
     if not home.parts_dir.is_dir():
@@ -126,7 +125,7 @@ def end_stack(home: Home) -> None:
     if supervisor is not None:
         # The supervisor ends three parts, each with its own grace period.
         cleanup.end_process(supervisor, grace_s=4 * cleanup.GRACE_S)
-    lock = take_lock(home, wait_s=2.0)
+    lock = one_host.take_lock(home, wait_s=2.0)
     if lock is None:
         raise Conflict("Another `loom up` or `loom down` is running here", hint="try again in a moment")
     try:

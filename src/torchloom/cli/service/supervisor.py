@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import os
 import select
 import shutil
@@ -37,7 +36,7 @@ from torchloom.cli.service.plan import HOST, Plan, external_bus, make_token, nod
 from torchloom.cli.service.store_watch import StoreWatch
 from torchloom.cli.service.supervised import Watched
 from torchloom.client import Client, Endpoint
-from torchloom.errors import HomeUnusable, LoomError, StoreInUse, TimedOut
+from torchloom.errors import LoomError, StoreInUse, TimedOut
 from torchloom.home import Home
 
 if TYPE_CHECKING:
@@ -351,28 +350,6 @@ def _note(home: Home, record: PartRecord) -> None:
         say(f"{record.name} cannot be recorded: {error.strerror}")
 
 
-def take_lock(home: Home, wait_s: float) -> int | None:
-    """The lock to supervise this home, held until the descriptor closes; None if another process has it.
-    Raises HomeUnusable where there are no locks."""
-    lock = os.open(one_host.lock_file(home), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                os.close(lock)
-                return None
-            time.sleep(0.01)
-        except OSError as error:
-            os.close(lock)
-            raise HomeUnusable(
-                f"{home.root} is on a file system without locks ({error.strerror})",
-                hint="set LOOM_HOME to a directory on a disk of this host",
-            ) from error
-
-
 ALREADY = 75
 """Exit status of a supervisor that found another one running."""
 
@@ -391,7 +368,7 @@ def supervise(home: Home, port: int, any_port: bool) -> int:
     """Supervise in this process until a signal ends it."""
     try:
         one_host.refuse_elsewhere(home)
-        lock = take_lock(home, wait_s=0.3)
+        lock = one_host.take_lock(home, wait_s=0.3)
     except LoomError as error:
         say(f"cannot start: {error}")
         parts.write_failure(home, "supervisor", str(error), error.exit_code)
