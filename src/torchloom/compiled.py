@@ -21,6 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+_SCRATCH = "build-"
 FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", "-w")
 
 
@@ -96,6 +97,8 @@ def build(library: Library) -> Build:
         target = kept / f"{_stem(library, version)}-{_identity(program)}.so"
         with open(kept / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in kept.glob(f"{_SCRATCH}*"):  # by a build that was killed: ours is the only one
+                shutil.rmtree(left, ignore_errors=True)
             if target.exists() and _only_ours(target.lstat()):
                 return Build(BuildOutcome.THERE, target)
             error = _compile(library, program, target)
@@ -109,7 +112,7 @@ def _compile(library: Library, compiler: str, target: Path) -> str:
     import torch
 
     root = Path(torch.__file__).parent
-    with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=target.parent) as scratch:
         if library.header is not None:
             name, text = library.header()
             Path(scratch, name).write_text(text)

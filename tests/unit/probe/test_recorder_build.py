@@ -50,6 +50,8 @@ def start() -> subprocess.Popen[str]:
 
 
 def test_several_at_once_build_it_once(kept: Path, tmp_path: Path) -> None:
+    (kept / "build-of-one-that-was-killed").mkdir(parents=True)
+    kept.chmod(0o700)
     builders = [start() for _ in range(3)]
     told = sorted(builder.communicate(timeout=300)[0] for builder in builders)
     assert [builder.returncode for builder in builders] == [0, 0, 0]

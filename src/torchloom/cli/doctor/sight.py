@@ -35,8 +35,8 @@ def recorder() -> Check:
         fix = "Install g++ or clang++, then run `python -m torchloom.probe.native`."
         return Check("recorder", "limited", "not native, and there is no C++ compiler", unseen, fix)
     fix = (
-        "Run `python -m torchloom.probe.native`; or wait: it is compiled beside the first job that runs for "
-        "half a minute, for those after it."
+        "Run `python -m torchloom.probe.native`. `loom run` does it before its first job, a service beside "
+        "its first jobs, for those after them."
     )
     return Check("recorder", "limited", "not native: it was not built for this torch", unseen, fix)
 

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchloom.client.schema import JobRequest
 
+END_WITHIN_S = 5.0
+"""For an interrupted build to remove what it has written."""
+
 
 def compile_first(body: JobRequest) -> None:
     """Compile what is missing for this job, and say so; returns at once if there is nothing to do."""
@@ -34,8 +37,12 @@ def compile_first(body: JobRequest) -> None:
         file=sys.stderr,
         flush=True,
     )
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "torchloom.probe.native"], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-P", "-m", "torchloom.probe.native"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            said = child.stdout.read().strip() if child.stdout is not None else ""
+        except KeyboardInterrupt:  # the terminal has told it, too, and its compiler
+            child.wait(END_WITHIN_S)
+            raise
     if native.find() is None:
-        print(f"[loom] {done.stdout.strip()}", file=sys.stderr, flush=True)
+        print(f"[loom] {said}", file=sys.stderr, flush=True)

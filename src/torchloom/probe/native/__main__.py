@@ -6,6 +6,7 @@ every case: without the library the Python fallback records. `--beside`: as a sp
 
 from __future__ import annotations
 
+import os
 import sys
 
 from torchloom import compiled
@@ -37,4 +38,7 @@ if __name__ == "__main__":
     if beside.FLAG in sys.argv[1:]:
         beside.run(main)
     else:
-        main()
+        try:
+            main()
+        except KeyboardInterrupt:
+            os._exit(130)  # nothing to flush, and torch's finalisers take half a second
